@@ -78,7 +78,6 @@ class Kernel:
         # With TORCH_NCCL_BLOCKING_WAIT=1: how long `wait` waits before it raises an error.
         self.blocking: timedelta | None = None
         self.launched = time.monotonic()
-        self.started = False
         self.done = threading.Event()
         self.error: Exception | None = None
         self.stuck = ""
@@ -212,7 +211,6 @@ class Communicator:
     @torch.inference_mode()
     def _run(self) -> None:
         while (kernel := self._queue.get()) is not None:
-            kernel.started = True
             try:
                 kernel.run(kernel)
             except Mismatch as mismatch:

@@ -197,7 +197,7 @@ class NcclGroup(VirtualGroup):
         call, splits = self._call(method, name, args)
         self.last_device = work.meter.index
         self._compare(method, args)
-        payloads = () if work.has_shapes else _wire(payloads_of(args), name in REDUCING)
+        payloads = () if work.has_shapes else _wire(payloads_of(args))
 
         def moves() -> list:
             return [] if work.has_shapes else move(self.gloo, *payloads)
@@ -279,7 +279,7 @@ class NcclGroup(VirtualGroup):
             line=program_line(sys._getframe(1)),
         )
         self.last_device = work.meter.index
-        payloads = _wire(payloads, False)
+        payloads = _wire(payloads)
         message = Message(name == "send", rank, payloads, row, peer_row)
         if self._batch is not None:
             self._batch.append((work, message, call))
@@ -354,12 +354,12 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _wire(value: Any, reduces: bool) -> Any:
-    """The payloads as gloo can send them: float8 as bytes."""
+def _wire(value: Any) -> Any:
+    """The payloads as gloo can send them: float8, which nothing reduces, as bytes."""
     if isinstance(value, torch.Tensor):
-        return value.view(torch.uint8) if value.dtype in FLOAT8 and not reduces else value
+        return value.view(torch.uint8) if value.dtype in FLOAT8 else value
     if type(value) in (list, tuple):
-        return type(value)(_wire(part, reduces) for part in value)
+        return type(value)(_wire(part) for part in value)
     return value
 
 

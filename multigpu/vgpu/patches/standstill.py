@@ -1,4 +1,7 @@
-"""What to say about a run that stands still: who waits in what, who has not come, and why."""
+"""The report of a run that stands still.
+
+It says for each rank in which call it waits, which ranks are missing, and the likely mistake.
+"""
 
 import ast
 from collections.abc import Callable

@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -22,13 +21,15 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
+from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from multigpu.vgpu.patches import communicator, standstill
+from multigpu.vgpu.sim import contents
 
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
@@ -42,24 +43,12 @@ DEFAULT_TIMEOUT = 600.0
 BUSY = 0.2
 # Looks over which it is measured.
 LOOKS = 20
-# Files of the program are not below these folders.
-LIBRARIES = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[2]),
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"),
-    "<",
-)
 
 
-def program_line(frame: Any) -> str:
+def program_line(frame: FrameType | None) -> str:
     """The innermost line of the program, "train.py:12"; "" if there is none."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(LIBRARIES):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    line = contents.program_line(frame, skip=(contents.LIBRARIES["purelib"],))
+    return f"{line[0]}:{line[1]}" if line else ""
 
 
 class Board:
@@ -157,6 +146,8 @@ class Watchdog:
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
+            # A fork of multiprocessing ends without atexit.
+            util.Finalize(None, self.stop, exitpriority=-100)
 
     def stop(self) -> None:
         """End the thread, and tell the other ranks that this process ends."""

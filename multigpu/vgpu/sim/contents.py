@@ -13,12 +13,12 @@ The kinds, of which an allocation has the first that fits:
 the program ends, and gradients can count as temporaries.
 """
 
-import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,15 +117,17 @@ def by_line(parts: "Iterable[tuple[int, Allocation | None]]") -> list[list[Any]]
     return [[*line, nbytes] for line, nbytes in lines.most_common(MOST_LINES)]
 
 
-def program_line() -> Line | None:
-    """The innermost line outside of torch, of this package and of Python's library."""
-    frame = sys._getframe(2)
+def program_line(frame: FrameType | None, skip: tuple[str, ...] = ()) -> Line | None:
+    """The innermost line outside of torch, of this package and of Python's library.
+
+    The search begins at `frame`, and leaves out the files below the folders `skip`.
+    """
     while frame is not None:
         name = frame.f_code.co_filename
         inside = _is_inside.get(name)
         if inside is None:
             inside = _is_inside[name] = _belongs_inside(name)
-        if not inside:
+        if not inside and not name.startswith(skip):
             return name, frame.f_lineno
         frame = frame.f_back
     return None

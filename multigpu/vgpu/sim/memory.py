@@ -7,6 +7,7 @@ keeps its Python object alive, and so its block.
 
 import ctypes
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -201,7 +202,7 @@ class Meter:
             else:
                 allocation.kind = contents.ACTIVATIONS
             is_large = nbytes >= contents.LEAST_WITH_LINE
-            allocation.line = contents.program_line() if is_large else None
+            allocation.line = contents.program_line(sys._getframe(1)) if is_large else None
         self._allocations.add(allocation)
         return allocation
 
