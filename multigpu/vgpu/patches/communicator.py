@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import pluralize
+from multigpu.vgpu.patches.flight_recorder import NCCL_VERSION, Entry
 
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
@@ -73,6 +74,7 @@ class Kernel:
 
     `wait` and `is_completed` are those of gloo's works. `rows` has a row of numbers of each
     rank that took part, once the kernel is done. `stuck` says why it will never be.
+    `started` and `ended` are in nanoseconds since the epoch.
     """
 
     def __init__(self, run: Callable[["Kernel"], None], calls: Sequence[Call]):
@@ -83,7 +85,8 @@ class Kernel:
         # With TORCH_NCCL_BLOCKING_WAIT=1: how long `wait` waits before it raises an error.
         self.blocking: timedelta | None = None
         self.launched = time.monotonic()
-        self.started = False
+        self.started: int | None = None
+        self.ended: int | None = None
         self.done = threading.Event()
         self.error: Exception | None = None
         self.stuck = ""
@@ -121,6 +124,12 @@ class Kernel:
 
     def is_completed(self) -> bool:
         return self.done.is_set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Let the hosts that wait go on, or raise the error."""
+        self.error = error
+        self.ended = time.time_ns()
+        self.done.set()
 
     def unfinished(self) -> list[Call]:
         """The calls that still wait for a rank."""
@@ -180,13 +189,21 @@ class Communicator:
         self._thread: threading.Thread | None = None
         self._connected = False
 
-    def launch(self, run: Callable[[Kernel], None], *calls: Call) -> Kernel:
-        """Launch a kernel; `run` moves its numbers, in this communicator's thread."""
+    def launch(
+        self, run: Callable[[Kernel], None], *calls: Call, entry: Entry | None = None
+    ) -> Kernel:
+        """Launch a kernel; `run` moves its numbers, in this communicator's thread.
+
+        `entry` is the kernel's in the flight recorder.
+        """
         if not self._connected:
             self._connected = True
             # A rank that waits in a call which would let a GPU's host go on counts as here.
             self._launch(self._connect, calls).wait(self._others_wait)
-        return self._launch(run, calls)
+        kernel = self._launch(run, calls)
+        if entry is not None:
+            entry.kernel = kernel
+        return kernel
 
     def _launch(self, run: Callable[[Kernel], None], calls: Sequence[Call]) -> Kernel:
         kernel = Kernel(run, calls)
@@ -203,10 +220,11 @@ class Communicator:
     def abort(self) -> None:
         """End the unfinished kernels with NCCL's error."""
         for kernel in list(self.kernels):
-            kernel.error = dist.DistBackendError(
-                f"NCCL communicator was aborted on rank {self.group.rank()}."
+            kernel.end(
+                dist.DistBackendError(
+                    f"NCCL communicator was aborted on rank {self.group.rank()}."
+                )
             )
-            kernel.done.set()
 
     def close(self) -> None:
         """End the thread, if no kernel is unfinished."""
@@ -217,7 +235,8 @@ class Communicator:
     @torch.inference_mode()
     def _run(self) -> None:
         while (kernel := self._queue.get()) is not None:
-            kernel.started = True
+            kernel.started = time.time_ns()
+            failed = None
             try:
                 kernel.run(kernel)
             except Mismatch as mismatch:
@@ -227,10 +246,10 @@ class Communicator:
                 if _is_of_gloo(error):
                     kernel.stuck = "a rank has gone"
                     return
-                kernel.error = error
+                failed = error
             kernel.run = None
             self.kernels.popleft()
-            kernel.done.set()
+            kernel.end(failed)
 
     def _others_wait(self) -> bool:
         return self.group.board.any_waits([r for r in self.ranks if r != self.group.rank()])
@@ -374,7 +393,7 @@ def duplicate_error(rank: int, other: int, number: int) -> dist.DistBackendError
     # The words of torch 2.13 with NCCL 2.27. A bus id stands for the GPU there: 0x1000 and up.
     return dist.DistBackendError(
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage "
-        "(run with NCCL_DEBUG=WARN for details), NCCL version 2.27.3\n"
+        f"(run with NCCL_DEBUG=WARN for details), NCCL version {NCCL_VERSION}\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
         f"Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA "
         f"device {(number + 1) << 12:x}"

@@ -6,6 +6,7 @@ never ends is found by the watchdog (watchdog.py).
 """
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import _ProcessGroupWrapper
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo
 from multigpu.vgpu.patches.communicator import Call, Communicator, Kernel, Message
+from multigpu.vgpu.patches.flight_recorder import COALESCED, NOTHING, Entry, Side, recorder
 from multigpu.vgpu.patches.process_group import (
     DEVICES,
     NAME,
@@ -54,6 +56,28 @@ OPERATIONS = {
     "alltoall_base": "ALLTOALL_BASE",
     "all_to_all_single": "ALLTOALL_BASE",
 }
+# The flight recorder's names of them (torch 2.13, ProcessGroupNCCL.cpp).
+RECORDED = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "allreduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "_all_gather_base",
+    "all_gather_single": "_all_gather_base",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+}
 # Methods with the arguments (outputs, inputs), those whose inputs all ranks must agree on (of
 # the others it is the first argument), and those with lists, which can be of one size.
 HAVE_INPUTS = (
@@ -79,6 +103,7 @@ FLOAT8 = (
 NOT_IN_NCCL = {Op.BAND: "BAND", Op.BOR: "BOR", Op.BXOR: "BXOR"}
 # The first tag of messages of a pair's communicator: that of all ranks has those from 0 on.
 CHANNEL = 4
+_numbers = itertools.count()
 
 
 class NcclGroup(VirtualGroup):
@@ -89,6 +114,8 @@ class NcclGroup(VirtualGroup):
     ):
         super().__init__(gloo, rank, size)
         self.timeout = timeout
+        # The group's number in this process.
+        self.number = next(_numbers)
         self.board = Board(store, rank, size, watchdog.folder)
         # The numbers of the last collective and of the last message.
         self.sequence = 0
@@ -204,9 +231,17 @@ class NcclGroup(VirtualGroup):
 
         communicator = self.communicator()
         run = communicator.collective(row, name, call, splits, moves)
-        kernel = communicator.launch(run, call)
+        kernel = communicator.launch(run, call, entry=self._recorded(method, args))
         work.works.append(kernel)
         return lambda: kernel.rows
+
+    def _recorded(self, method: str, args: tuple) -> Entry | None:
+        """The flight recorder's entry of a collective."""
+        if not recorder().size:
+            return None
+        given = args[1] if method in HAVE_INPUTS else args[0]
+        inputs, outputs = (_side(value, method in LISTS) for value in (given, args[0]))
+        return recorder().record(self, f"nccl:{RECORDED[method]}", inputs, outputs)
 
     def collective(self, method: str, args: tuple) -> dist.Work:
         if any(type(tensor) is VirtualTensor for tensor in tensors_in(args)):
@@ -251,9 +286,10 @@ class NcclGroup(VirtualGroup):
         def move() -> list:
             return [self.gloo.allreduce([number], dist.AllreduceOptions())]
 
-        kernel = communicator.launch(
-            communicator.collective(row, "allreduce", call, [], move), call
-        )
+        side = [(number.shape, number.dtype)]
+        entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
+        run = communicator.collective(row, "allreduce", call, [], move)
+        kernel = communicator.launch(run, call, entry=entry)
         kernel.wait()
         return kernel.rows[:, 0].max().item()
 
@@ -268,7 +304,8 @@ class NcclGroup(VirtualGroup):
         row: Tensor,
         peer_row: Tensor,
     ) -> None:
-        self.sequence_of_messages += 1
+        # A batch has one number.
+        self.sequence_of_messages += not self._batch
         call = Call(
             name.upper(),
             self.sequence_of_messages,
@@ -281,11 +318,15 @@ class NcclGroup(VirtualGroup):
         self.last_device = work.meter.index
         payloads = _wire(payloads, False)
         message = Message(name == "send", rank, payloads, row, peer_row)
+        towards = "->" if message.is_send else "<-"
+        title = f"nccl:{name} {self.rank()}{towards}{rank}"
+        side = [(tensor.shape, tensor.dtype)]
+        entry = recorder().record(self, title, side, side, True)
         if self._batch is not None:
             self._batch.append((work, message, call))
             return
         communicator = self.communicator(None if self._messages_share() else rank)
-        kernel = communicator.launch(communicator.messages([message]), call)
+        kernel = communicator.launch(communicator.messages([message]), call, entry=entry)
         work.works.append(kernel)
 
     def _messages_share(self) -> bool:
@@ -305,7 +346,9 @@ class NcclGroup(VirtualGroup):
             communicator = self.communicator()
             messages = [message for _, message, _ in batch]
             calls = [call for _, _, call in batch]
-            kernel = communicator.launch(communicator.messages(messages), *calls)
+            entry = recorder().record(self, COALESCED, [], [])
+            run = communicator.messages(messages)
+            kernel = communicator.launch(run, *calls, entry=entry)
             for work, _, _ in batch:
                 work.works.append(kernel)
         return super()._end_coalescing(device)
@@ -343,6 +386,19 @@ def _splits(method: str, args: tuple, size: int) -> list[int]:
         else:
             found += [tensor.numel() // size] * size
     return found
+
+
+def _side(value: Any, is_one: bool) -> Side:
+    """What the flight recorder has of a collective's inputs, or of its outputs.
+
+    With `is_one` a list of equal tensors is one tensor, as for NCCL.
+    """
+    found = [(tensor.shape, tensor.dtype) for tensor in tensors_in((value,))]
+    if is_one and len(set(found)) == 1 < len(found):
+        shape, dtype = found[0]
+        return [((len(found), *shape), dtype)]
+    # Only the root has the list of a gather or of a scatter.
+    return found or NOTHING
 
 
 def _on_host(value: Any) -> Any:

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from multigpu.vgpu.patches import communicator, standstill
+from multigpu.vgpu.patches.flight_recorder import recorder
 
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
@@ -198,6 +199,7 @@ class Watchdog:
         number = self._answer(asked)
         waiting = [(kernel, group) for group in groups for kernel in group.unfinished()]
         if board.get("end"):
+            self._dump(asked)
             if waiting:
                 self._end(waiting, self._answers(asked, number))
             return
@@ -223,13 +225,28 @@ class Watchdog:
         waiting = [(kernel, group) for kernel, group in waiting if not kernel.is_completed()]
         if waiting:
             board.set("end", "1")
-            # The other ranks print before a launcher ends them because this one has ended.
-            # Some still ask, too.
-            until = time.monotonic() + 2 * INTERVAL
-            while time.monotonic() < until:
+            self._dump(asked)
+            # The other ranks print and dump before a launcher ends them because this one has
+            # ended. Some still ask, too.
+            running = [rank for rank in range(asked.size()) if self._runs(asked, rank, states)]
+            begin = time.monotonic()
+            while (waited := time.monotonic() - begin) < ANSWERS:
+                if waited > 2 * INTERVAL and all(board.get(f"dumped-{r}") for r in running):
+                    break
                 self._answer(asked)
                 time.sleep(0.05)
             self._end(waiting, states)
+
+    def _dump(self, group: "NcclGroup") -> None:
+        """Write the flight recorder's dump, once, and tell the other ranks."""
+        key = f"dumped-{group.rank()}"
+        if not group.board.get(key):
+            _print(recorder().write(group.global_rank(group.rank())))
+            group.board.set(key, "1")
+
+    def _runs(self, group: "NcclGroup", rank: int, states: dict[int, dict]) -> bool:
+        state = states.get(group.global_rank(rank))
+        return state is not None and not state["ended"]
 
     def _answer(self, group: "NcclGroup") -> int:
         """Answer the last question, unless it is answered; return its number."""

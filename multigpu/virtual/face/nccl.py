@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multigpu.vgpu.patches import flight_recorder
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.machine import Machine, running
@@ -273,6 +274,20 @@ def _future(original: Any) -> Any:
     return __init__
 
 
+def _dumping(dump: Any) -> Any:
+    """A dump of the flight recorder: of gloo's where the program has no group of NCCL."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(dump)
+        def dumped(*arguments: Any, **more: Any) -> bytes:
+            is_ours = original is None or flight_recorder.recorder().entries
+            return (dump if is_ours else original)(*arguments, **more)
+
+        return dumped
+
+    return make
+
+
 def _not_logged(original: Any) -> Any:
     def set_construction_data_and_log(self: Any, *arguments: Any) -> None:
         """Does nothing."""
@@ -330,6 +345,18 @@ ROWS: tuple[Row, ...] = (
         )
         # torch.distributed.rpc takes the second one.
         for module in (_C10D, "torch.distributed")
+    ),
+    *(
+        Replacement(
+            "torch._C._distributed_c10d",
+            name + ending,
+            _dumping(dump),
+            "C++ records the works of its own groups",
+            when=dist.is_available,
+            optional=True,
+        )
+        for name in ("_dump_nccl_trace", "_dump_fr_trace")
+        for ending, dump in (("", flight_recorder.dump), ("_json", flight_recorder.dump_json))
     ),
     Replacement(
         _C10D, "_NCCL_AVAILABLE", lambda original: True, _NCCL, when=dist.is_available
