@@ -17,7 +17,12 @@ del os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"]  # on by default
 # (what the ranks do after one all_reduce, what torchfrtrace says)
 STAND_STILL = {
     "a collective under a condition": (
-        "dist.all_reduce(x) if rank == 0 else time.sleep(6)",
+        """
+if rank == 0:
+    dist.all_reduce(x)
+while not os.path.exists(folder + "/trace_1"):
+    time.sleep(0.1)
+""",
         ["collective: nccl:all_reduce", "missing ranks: {1}"],
     ),
     "another operation": (
@@ -29,10 +34,18 @@ STAND_STILL = {
 
 @pytest.mark.parametrize("name", STAND_STILL)
 def test_torchfrtrace_names_the_mismatch(tmp_path, name):
-    """The rank that sleeps dumps, too."""
+    """The rank that has not come dumps, too."""
     program, expected = STAND_STILL[name]
-    begin = "start(timeout=timedelta(seconds=2))\nx = full(1, 4)\ndist.all_reduce(x)"
-    first, _ = run(tmp_path, f"{RECORD}{begin}\n{program}\n")
+    first, _ = run(
+        tmp_path,
+        f"""{RECORD}
+start()
+x = full(1, 4)
+dist.all_reduce(x)
+dist.group.WORLD.timeout = timedelta(seconds=1)
+{program}
+""",
+    )
 
     assert first.returncode == -signal.SIGABRT, first.stdout
     assert f"rank 0 has written its flight recorder to {tmp_path / 'trace_0'}" in first.stdout
