@@ -20,7 +20,8 @@ STAND_STILL = {
         """
 if rank == 0:
     dist.all_reduce(x)
-while not os.path.exists(folder + "/trace_1"):
+until = time.monotonic() + 20
+while not os.path.exists(folder + "/trace_1") and time.monotonic() < until:
     time.sleep(0.1)
 """,
         ["collective: nccl:all_reduce", "missing ranks: {1}"],
