@@ -264,3 +264,44 @@ def test_the_condition_around_a_line(tmp_path):
     assert standstill.condition_of_a_rank(f"{path}:2") == "rank == 0"
     assert standstill.condition_of_a_rank(f"{path}:4") == ""
     assert standstill.condition_of_a_rank("gone.py:4") == ""
+
+
+def test_with_blocking_wait_a_late_rank_is_an_error(tmp_path):
+    found = results(
+        tmp_path,
+        """
+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+start()
+x = full(1)
+dist.all_reduce(x)
+dist.group.WORLD.timeout = timedelta(seconds=0.5)
+found = error_of(dist.all_reduce, x) if rank == 0 else ""
+print(json.dumps(found), flush=True)
+os._exit(0)
+""",
+    )[0]
+    assert found.startswith("DistBackendError: Work WorkNCCL(SeqNum=2, OpType=ALLREDUCE")
+    assert found.endswith("Timeout(ms)=500) timed out in blocking wait.")
+
+
+def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(tmp_path):
+    found = results(
+        tmp_path,
+        """
+import threading
+start()
+x = full(1)
+first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+dist.all_reduce(x, group=first)
+text = ""
+if rank == 0:
+    abort = dist.distributed_c10d._abort_process_group
+    threading.Timer(0.5, abort, [first]).start()
+    text = error_of(lambda: dist.all_reduce(x, group=first) or x.item())
+y = full(1)
+dist.all_reduce(y, group=second)
+dist.all_reduce(y, group=dist.new_group([0, 1]))
+print(json.dumps([text, y.item()]))
+""",
+    )
+    assert found == [["DistBackendError: NCCL communicator was aborted on rank 0.", 4], ["", 4]]
