@@ -54,6 +54,14 @@ def virtual(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a run that stands still is ended.")
     ] = Options.timeout,
+    kill_rank: Annotated[
+        str | None,
+        typer.Option(help="RANK@NUMBER: kill a rank at its collective of that number."),
+    ] = None,
+    slow_rank: Annotated[
+        str | None,
+        typer.Option(help="RANK:FACTOR: let a rank take so many times as long."),
+    ] = None,
     world: Annotated[
         int | None,
         typer.Option(help="Run as one rank of so many; each node has --gpus-per-node GPUs."),
@@ -119,6 +127,8 @@ def virtual(
         shapes_only=shapes_only,
         clock=clock,
         timeout=timeout,
+        kill_rank=kill_rank,
+        slow_rank=slow_rank,
         world=world,
         ranks=_options.ranks_of(as_rank or ["0"]),
         steps=steps,

@@ -9,6 +9,7 @@ from typing import Literal
 from multigpu.errors import UserError, did_you_mean
 from multigpu.vgpu.sim.network import Network
 from multigpu.vgpu.sim.presets import GPUS, LINKS, NETWORKS, Gpu, find_preset, size_in_bytes
+from multigpu.virtual.faults import Kill, Slow
 
 # The environment variable with the options of the run, as JSON.
 VARIABLE = "MULTIGPU_VIRTUAL"
@@ -38,6 +39,7 @@ class Options:
     peaks          whether kernels reach the data sheet's peaks, and not the preset's shares
     alias          whether cuda:1, cuda:2, … are further names of cuda:0, the only GPU: a
                    program with layers on several GPUs then runs on one
+    kill_rank, slow_rank   faults on purpose, "1@20" and "2:1.5" (faults.py); None: no fault
     timeout        seconds without a move after which a run that stands still is ended
     """
 
@@ -57,6 +59,8 @@ class Options:
     peaks: bool = False
     alias: bool = False
     timeout: float = 60.0
+    kill_rank: str | None = None
+    slow_rank: str | None = None
 
     def label(self) -> str:
         """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2"."""
@@ -119,6 +123,10 @@ def check(options: Options) -> None:
     _check_name("--link", options.link, LINKS)
     if options.between_nodes is not None:
         _check_name("--between-nodes", options.between_nodes, NETWORKS)
+    if options.kill_rank is not None:
+        Kill.parse(options.kill_rank)
+    if options.slow_rank is not None:
+        Slow.parse(options.slow_rank)
     if not options.timeout > 0:
         raise UserError(
             f"--timeout is {options.timeout:g}: give seconds, more than 0, after which a run "

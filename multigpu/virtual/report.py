@@ -162,6 +162,9 @@ class Report:
             )
         for record in self.records:
             remarks += [one for one in record.summary.left_out if one not in remarks]
+        if self.options.slow_rank is not None:
+            rank, _, factor = self.options.slow_rank.partition(":")
+            remarks.append(f"Rank {rank} takes {factor} times as long (--slow-rank).")
         still = [self._process(one) for one in self.records if one.summary.standstill]
         if still:
             remarks.append(

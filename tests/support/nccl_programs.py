@@ -15,8 +15,6 @@ os.environ.update(
     MASTER_PORT=port,
 )
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-# By default a run that stands still writes to the user's cache.
-os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 from multigpu.virtual import face
 from multigpu.virtual.options import VARIABLE, Options
 options = Options(gpus=size, timeout=2.0)

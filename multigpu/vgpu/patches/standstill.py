@@ -181,7 +181,9 @@ def _of_other_calls(calls: dict[int, dict]) -> str:
 def _lines(state: dict) -> list[str]:
     rank = state["rank"]
     if state["ended"]:
-        return [f"  rank {rank} has ended its program"]
+        return [
+            f"  rank {rank} has left: it has destroyed its group, or its program has ended"
+        ]
     lines = [
         f"  rank {rank} waits in {words(call)}{_at(call['line'])}" for call in state["calls"]
     ]

@@ -90,6 +90,10 @@ class Costs:
         self._details: dict[int, Detail | None] = {}
         self._has_tf32 = gpu.tf32 > gpu.fp32
 
+    def forget(self) -> None:
+        """Forget all times: the GPU's figures or the host's factor have changed."""
+        self._cache.clear()
+
     def seconds(
         self,
         func: torch._ops.OpOverload,

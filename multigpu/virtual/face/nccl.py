@@ -24,6 +24,7 @@ from multigpu.vgpu.sim.machine import Machine, running
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.faults import Faults, Kill, Slow
 from multigpu.virtual.options import from_environment
 from multigpu.virtual.record import VARIABLE as RECORDS
 from multigpu.virtual.visible import visible_gpus
@@ -64,8 +65,12 @@ def _classes(in_world: bool) -> tuple[type, type]:
     from multigpu.vgpu.patches.world_group import WorldGroup
 
     options = from_environment()
+    kill = slow = None
     if options is not None:
         watchdog.limit = options.timeout
+        kill = options.kill_rank and Kill.parse(options.kill_rank)
+        slow = options.slow_rank and Slow.parse(options.slow_rank)
+    faults = Faults(kill, slow)
     if records := os.environ.get(RECORDS):
         watchdog.folder = Path(records)
 
@@ -111,21 +116,23 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
         def collective(self, method: str, args: tuple) -> dist.Work:
             self._check(args)
+            rank = dist.get_rank() if dist.is_initialized() else self.rank()
+            faults.begin(rank, running())
+            faults.collective(rank)
             return super().collective(method, args)
 
         def _message(self, name: str, tensors: list, *more: Any) -> dist.Work:
             self._check(tensors)
             return super()._message(name, tensors, *more)
 
-    class Nccl(Group if in_world else NcclGroup):
-        """What a group of NCCL is, with a part for the CPU or without."""
-
         def gpu_identity(self) -> torch.Tensor:
             machine = running()
             index = self.device_index(machine)
             return torch.tensor(place(machine, index), dtype=torch.float64)
 
-    class ProcessGroupNCCL(Group, Nccl):
+    rules = () if in_world else (NcclGroup,)
+
+    class ProcessGroupNCCL(Group, *rules):
         """NCCL for virtual GPUs. As NCCL it refuses tensors of the CPU."""
 
         takes_host = False
@@ -170,7 +177,7 @@ def _classes(in_world: bool) -> tuple[type, type]:
         def monitored_barrier(self, *arguments: Any, **more: Any) -> None:
             self.host_gloo.monitored_barrier(*arguments, **more)
 
-    class Both(ProcessGroupGloo, Nccl):
+    class Both(ProcessGroupGloo, *rules):
         """ "cpu:gloo,cuda:nccl": gloo for tensors of the CPU, NCCL for virtual GPUs."""
 
         def _open(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
