@@ -1,5 +1,6 @@
 """Programs that fail or stand still with NCCL do so on virtual GPUs, and say why."""
 
+import json
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -281,6 +282,7 @@ def test_the_condition_around_a_line(tmp_path):
 
 
 def test_with_blocking_wait_a_late_rank_is_an_error(tmp_path):
+    """The communicator has ended then. There is no watchdog."""
     found = results(
         tmp_path,
         """
@@ -288,14 +290,72 @@ os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
 start()
 x = full(1)
 dist.all_reduce(x)
-dist.group.WORLD.timeout = timedelta(seconds=0.5)
-found = error_of(dist.all_reduce, x) if rank == 0 else ""
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+found = []
+if rank == 0:
+    work = dist.all_reduce(x, async_op=True)
+    time.sleep(1.2)
+    found = [error_of(work.wait), error_of(dist.all_reduce, x)]
 print(json.dumps(found), flush=True)
+time.sleep(1)
 os._exit(0)
 """,
     )[0]
-    assert found.startswith("DistBackendError: Work WorkNCCL(SeqNum=2, OpType=ALLREDUCE")
-    assert found.endswith("Timeout(ms)=500) timed out in blocking wait.")
+    assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2" in found[0]
+    assert "OpType=ALLREDUCE" in found[0] and "Timeout(ms)=500) ran for 1" in found[0]
+    assert found[1] == "DistBackendError: NCCL communicator was aborted on rank 0. "
+
+
+@pytest.mark.parametrize("handling", [0, 2])
+def test_a_timeout_that_does_not_end_the_process(tmp_path, handling):
+    """TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 reports, 2 ends the group's kernels, too."""
+    done = run(
+        tmp_path,
+        f"""
+os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "{handling}"
+start()
+x, group = full(1), dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
+dist.all_reduce(x, group=group)
+found = []
+if rank == 0:
+    work = dist.all_reduce(x, group=group, async_op=True)
+    time.sleep(1.5)
+    found = [work.is_completed()]
+    group.abort()
+    found += [error_of(work.wait), error_of(dist.all_reduce, full(1), group=group)]
+x.fill_(1)
+dist.all_reduce(x)
+print(json.dumps([*found, x.item()]), flush=True)
+os._exit(0)
+""",
+    )[0]
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("Watchdog caught collective operation timeout") == 1
+    assert "taking the entire process down" not in done.stdout
+    error = "DistBackendError: NCCL communicator was aborted on rank 0. "
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == [handling == 2, error, error, 2]
+
+
+def test_options_of_a_group(tmp_path):
+    found = results(
+        tmp_path,
+        """
+options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+start()
+more = {"group_desc": "mine", "device_id": torch.device("cuda", rank)}
+group = dist.new_group([0, 1], timedelta(seconds=5), pg_options=options, **more)
+own = group.options
+found = [group.bound_device_id.index, group.group_desc, own.group_name == group.group_name]
+found += [own.is_high_priority_stream, own.backend, own._timeout.seconds]
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9), group)
+dist.all_reduce(full(1), group=group)
+entries = json.loads(torch._C._distributed_c10d._dump_nccl_trace_json())["entries"]
+print(json.dumps([*found, own._timeout.seconds, entries[0]["timeout_ms"]]))
+""",
+    )
+    for rank, own in enumerate(found):
+        assert own == [rank, "mine", True, True, "nccl", 5, 9, 9000]
 
 
 def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(tmp_path):
@@ -319,5 +379,5 @@ dist.all_reduce(y, group=dist.new_group([0, 1]))
 print(json.dumps([text, y.item()]))
 """,
     )
-    aborted = "DistBackendError: NCCL communicator was aborted on rank 0."
+    aborted = "DistBackendError: NCCL communicator was aborted on rank 0. "
     assert found == [[aborted, 4], ["", 4]]

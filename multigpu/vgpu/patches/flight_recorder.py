@@ -59,13 +59,13 @@ class Recorder:
 
     def __init__(self):
         names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-        given = _variable("2000", *names)
+        given = variable("2000", *names)
         if not given.isdigit():
             raise UserError(f"{names[0]} is {given!r}: give a number of entries, 0 for none.")
         self.size = int(given)
         self.entries: deque[Entry] = deque(maxlen=self.size)
         # Without timing NCCL does not learn when a kernel starts.
-        self._timing = _flag("TORCH_NCCL_ENABLE_TIMING", False)
+        self._timing = flag("TORCH_NCCL_ENABLE_TIMING", False)
         self._count = 0
         self._operations: Counter[int] = Counter()
         self._groups: dict[str, dict[str, str]] = {}
@@ -82,7 +82,7 @@ class Recorder:
         if not self.size:
             return None
         # A batch is no operation of its own.
-        self._operations[group.number] += name != COALESCED
+        self._operations[group.number] += bool(inputs or outputs)
         if group.group_name not in self._groups:
             self._groups[group.group_name] = {
                 "name": group.group_name,
@@ -148,15 +148,15 @@ class Recorder:
 
     def write(self, rank: int) -> str:
         """Write the dump of a rank; return a line about it, "" if the recorder is off."""
-        if not self.size or not _flag("TORCH_NCCL_DUMP_ON_TIMEOUT", True):
+        if not self.size or not flag("TORCH_NCCL_DUMP_ON_TIMEOUT", True):
             return ""
-        home = _variable("/tmp", "HOME")
-        cache = Path(_variable("", "XDG_CACHE_HOME") or f"{home}/.cache")
+        home = variable("/tmp", "HOME")
+        cache = Path(variable("", "XDG_CACHE_HOME") or f"{home}/.cache")
         default = cache / "torch" / "comm_lib_trace_rank_"
         names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-        path = Path(f"{_variable(str(default), *names)}{rank}")
-        stacks = _flag("TORCH_INCLUDE_STACK_TRACE", True)
-        dumped = self.dump(True, stacks, _flag("TORCH_INCLUDE_ONLY_ACTIVE", False))
+        path = Path(f"{variable(str(default), *names)}{rank}")
+        stacks = flag("TORCH_INCLUDE_STACK_TRACE", True)
+        dumped = self.dump(True, stacks, flag("TORCH_INCLUDE_ONLY_ACTIVE", False))
         try:
             if path.parent == default.parent:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,11 +232,12 @@ def _thread_name(thread: int) -> str:
         return threading.current_thread().name
 
 
-def _variable(default: str, *names: str) -> str:
+def variable(default: str, *names: str) -> str:
     """The value of the first of these variables that is set."""
     return next((os.environ[name] for name in names if name in os.environ), default)
 
 
-def _flag(name: str, default: bool) -> bool:
+def flag(name: str, default: bool) -> bool:
+    """The value of a variable that says yes or no, as torch reads it."""
     value = os.environ.get(name)
     return default if value is None else value.lower() in ("1", "t", "true", "y", "yes")

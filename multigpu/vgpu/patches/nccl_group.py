@@ -19,7 +19,15 @@ from torch._C._distributed_c10d import _ProcessGroupWrapper
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo
 from multigpu.vgpu.patches.communicator import Call, Communicator, Kernel, Message
-from multigpu.vgpu.patches.flight_recorder import COALESCED, NOTHING, Entry, Side, recorder
+from multigpu.vgpu.patches.flight_recorder import (
+    COALESCED,
+    NOTHING,
+    Entry,
+    Side,
+    flag,
+    recorder,
+    variable,
+)
 from multigpu.vgpu.patches.process_group import (
     DEVICES,
     NAME,
@@ -116,6 +124,13 @@ class NcclGroup(VirtualGroup):
         self.timeout = timeout
         # The group's number in this process.
         self.number = next(_numbers)
+        self.is_aborted = False
+        # As in torch the group's variables are those at its start. Works of a blocking one
+        # wait with the group's timeout, and it has no watchdog.
+        names = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"
+        self.is_blocking = any(flag(name, False) for name in names)
+        names = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
+        self.error_handling = variable("3", *names)
         self.board = Board(store, rank, size, watchdog.folder)
         # The numbers of the last collective and of the last message.
         self.sequence = 0
@@ -138,6 +153,8 @@ class NcclGroup(VirtualGroup):
 
     def communicator(self, peer: int | None = None) -> Communicator:
         """The communicator of all ranks, or that of this rank and `peer`."""
+        if self.is_aborted:
+            raise self.aborted_error()
         found = self.communicators.get(-1 if peer is None else peer)
         if found is None:
             if peer is None:
@@ -158,9 +175,17 @@ class NcclGroup(VirtualGroup):
             raise type(error)(text) from None
 
     def abort(self) -> None:
-        """End all unfinished kernels with an error, as dist.distributed_c10d's abort does."""
+        """End all unfinished kernels with an error, and refuse others.
+
+        On a GPU the waits of these kernels end without an error, and with unfinished numbers.
+        """
+        self.is_aborted = True
         for communicator in self.communicators.values():
             communicator.abort()
+
+    def aborted_error(self) -> dist.DistBackendError:
+        # The words of torch 2.13, NCCLUtils.cpp.
+        return dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. ")
 
     def shutdown(self) -> None:
         watchdog.forget(self)
@@ -241,7 +266,21 @@ class NcclGroup(VirtualGroup):
             return None
         given = args[1] if method in HAVE_INPUTS else args[0]
         inputs, outputs = (_side(value, method in LISTS) for value in (given, args[0]))
-        return recorder().record(self, f"nccl:{RECORDED[method]}", inputs, outputs)
+        if method == "scatter":
+            # torch passes them in this order.
+            inputs, outputs = outputs, inputs
+        name = f"nccl:{RECORDED[method]}"
+        if method not in LISTS or len(inputs) == len(outputs):
+            return recorder().record(self, name, inputs, outputs)
+        # Parts of other sizes are a collective for each rank.
+        for rank, part in enumerate(outputs if method == "allgather" else inputs):
+            if method == "allgather":
+                own = inputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_broadcast_oop", own, [part])
+            else:
+                own = outputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_reduce_oop", [part], own)
+        return recorder().record(self, f"nccl:{OPERATIONS[method]}_coalesced", [], [])
 
     def collective(self, method: str, args: tuple) -> dist.Work:
         if any(type(tensor) is VirtualTensor for tensor in tensors_in(args)):
