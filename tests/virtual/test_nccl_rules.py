@@ -297,7 +297,7 @@ if rank == 0:
     time.sleep(1.2)
     found = [error_of(work.wait), error_of(dist.all_reduce, x)]
 print(json.dumps(found), flush=True)
-time.sleep(1)
+time.sleep(2)
 os._exit(0)
 """,
     )[0]
@@ -314,16 +314,23 @@ def test_a_timeout_that_does_not_end_the_process(tmp_path, handling):
         f"""
 os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "{handling}"
 start()
-x, group = full(1), dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
+from multigpu.vgpu.patches.watchdog import watchdog
+x, group = full(1), dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+watchdog.limit = 60
 dist.all_reduce(x, group=group)
 found = []
 if rank == 0:
-    work = dist.all_reduce(x, group=group, async_op=True)
-    time.sleep(1.5)
+    y = full(1, 1 << 20)
+    work = dist.all_reduce(y, group=group, async_op=True)
+    time.sleep(2.3)
     found = [work.is_completed()]
     group.abort()
     found += [error_of(work.wait), error_of(dist.all_reduce, full(1), group=group)]
-x.fill_(1)
+    found += [dist.all_reduce(y[:1], group=dist.new_group([0])) or y[0].item()]
+    del y, work
+    found += [torch.cuda.memory_allocated() < 1 << 20]
+else:
+    dist.new_group([0])
 dist.all_reduce(x)
 print(json.dumps([*found, x.item()]), flush=True)
 os._exit(0)
@@ -334,7 +341,7 @@ os._exit(0)
     assert "taking the entire process down" not in done.stdout
     error = "DistBackendError: NCCL communicator was aborted on rank 0. "
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == [handling == 2, error, error, 2]
+    assert found == [handling == 2, error, error, 1, True, 4]
 
 
 def test_options_of_a_group(tmp_path):
