@@ -90,6 +90,6 @@ class Fit:
 
 
 def _place(file: str) -> str:
-    """A file's path for people: relative to this folder if it is in it."""
+    """A file's path for people: relative to this folder if it is in it or beside it."""
     relative = os.path.relpath(file)
-    return file if relative.startswith(os.pardir) else relative
+    return file if relative.count(os.pardir) > 1 else relative

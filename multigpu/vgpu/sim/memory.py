@@ -280,6 +280,8 @@ class Meter:
         free = self.capacity - sum(number for _, number in processes)
         in_use = ""
         if names.shown_type() != names.INNER:
+            # This process is the last one.
+            processes.sort(key=lambda process: process[0] == self.machine.process)
             in_use = "".join(map(self._in_use, processes))
         allowed = ""
         if self.limit < self.capacity:
