@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from small_data import write_npz
 
+# A run that stands still writes to the user's cache by default.
+os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+
 
 def pytest_runtest_teardown() -> None:
     """Undo what a test can leave in its process.

@@ -6,59 +6,9 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from commands import free_ports, run_script
+from nccl_programs import results, run
 
 from multigpu.vgpu.patches import standstill
-
-HEAD = """
-import json, os, sys, time
-from datetime import timedelta
-rank, port, size = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-os.environ.update(
-    RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-    MASTER_PORT=port,
-)
-os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-from multigpu.virtual import face
-from multigpu.virtual.options import VARIABLE, Options
-options = Options(gpus=size, timeout=2.0)
-os.environ[VARIABLE] = options.to_json()
-if not face.is_on():
-    face.put_on(options)
-import torch
-import torch.distributed as dist
-
-def start(**more):
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", **more)
-
-def full(value, count=1):
-    return torch.full((count,), float(value), device="cuda")
-
-def error_of(function, *arguments, **more):
-    try:
-        function(*arguments, **more)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-"""
-
-
-def run(tmp_path, program: str, size: int = 2) -> list:
-    """The processes of a program's ranks, ended; each with its output as one text."""
-    script = tmp_path / "program.py"
-    script.write_text(HEAD + program)
-    (port,) = free_ports(1)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: run_script(script, rank, port, size), range(size)))
-
-
-def results(tmp_path, program: str, size: int = 2) -> list:
-    """What each rank prints last, as JSON."""
-    done = run(tmp_path, program, size)
-    for process in done:
-        assert process.returncode == 0, process.stdout
-    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
 
 
 def test_two_ranks_on_one_gpu(tmp_path):
@@ -329,3 +279,112 @@ def test_the_condition_around_a_line(tmp_path):
     assert standstill.condition_of_a_rank(f"{path}:2") == "rank == 0"
     assert standstill.condition_of_a_rank(f"{path}:4") == ""
     assert standstill.condition_of_a_rank("gone.py:4") == ""
+
+
+def test_with_blocking_wait_a_late_rank_is_an_error(tmp_path):
+    """The communicator has ended then. There is no watchdog."""
+    found = results(
+        tmp_path,
+        """
+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+start()
+x = full(1)
+dist.all_reduce(x)
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+found = []
+if rank == 0:
+    work = dist.all_reduce(x, async_op=True)
+    time.sleep(1.2)
+    found = [error_of(work.wait), error_of(dist.all_reduce, x)]
+print(json.dumps(found), flush=True)
+time.sleep(2)
+os._exit(0)
+""",
+    )[0]
+    assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2" in found[0]
+    assert "OpType=ALLREDUCE" in found[0] and "Timeout(ms)=500) ran for 1" in found[0]
+    assert found[1] == "DistBackendError: NCCL communicator was aborted on rank 0. "
+
+
+@pytest.mark.parametrize("handling", [0, 2])
+def test_a_timeout_that_does_not_end_the_process(tmp_path, handling):
+    """TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 reports, 2 ends the group's kernels, too."""
+    done = run(
+        tmp_path,
+        f"""
+os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "{handling}"
+start()
+from multigpu.vgpu.patches.watchdog import watchdog
+x, group = full(1), dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+watchdog.limit = 60
+dist.all_reduce(x, group=group)
+found = []
+if rank == 0:
+    y = full(1, 1 << 20)
+    work = dist.all_reduce(y, group=group, async_op=True)
+    time.sleep(2.3)
+    found = [work.is_completed()]
+    group.abort()
+    found += [error_of(work.wait), error_of(dist.all_reduce, full(1), group=group)]
+    found += [dist.all_reduce(y[:1], group=dist.new_group([0])) or y[0].item()]
+    del y, work
+    found += [torch.cuda.memory_allocated() < 1 << 20]
+else:
+    dist.new_group([0])
+dist.all_reduce(x)
+print(json.dumps([*found, x.item()]), flush=True)
+os._exit(0)
+""",
+    )[0]
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("Watchdog caught collective operation timeout") == 1
+    assert "taking the entire process down" not in done.stdout
+    error = "DistBackendError: NCCL communicator was aborted on rank 0. "
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == [handling == 2, error, error, 1, True, 4]
+
+
+def test_options_of_a_group(tmp_path):
+    found = results(
+        tmp_path,
+        """
+options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+start()
+more = {"group_desc": "mine", "device_id": torch.device("cuda", rank)}
+group = dist.new_group([0, 1], timedelta(seconds=5), pg_options=options, **more)
+own = group.options
+found = [group.bound_device_id.index, group.group_desc, own.group_name == group.group_name]
+found += [own.is_high_priority_stream, own.backend, own._timeout.seconds]
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9), group)
+dist.all_reduce(full(1), group=group)
+entries = json.loads(torch._C._distributed_c10d._dump_nccl_trace_json())["entries"]
+print(json.dumps([*found, own._timeout.seconds, entries[0]["timeout_ms"]]))
+""",
+    )
+    for rank, own in enumerate(found):
+        assert own == [rank, "mine", True, True, "nccl", 5, 9, 9000]
+
+
+def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(tmp_path):
+    found = results(
+        tmp_path,
+        """
+import threading
+start()
+x = full(1)
+first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+dist.all_reduce(x, group=first)
+text = ""
+if rank == 0:
+    abort = dist.distributed_c10d._abort_process_group
+    work = dist.all_reduce(x, group=first, async_op=True)
+    threading.Timer(0.5, abort, [first]).start()
+    text = error_of(work.wait)
+y = full(1)
+dist.all_reduce(y, group=second)
+dist.all_reduce(y, group=dist.new_group([0, 1]))
+print(json.dumps([text, y.item()]))
+""",
+    )
+    aborted = "DistBackendError: NCCL communicator was aborted on rank 0. "
+    assert found == [[aborted, 4], ["", 4]]

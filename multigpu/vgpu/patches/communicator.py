@@ -12,7 +12,6 @@ A communicator has the same rules as NCCL's, so that what stands still there sta
 gloo moves the numbers, once the ranks have exchanged what they are about to do.
 """
 
-import os
 import threading
 import time
 import zlib
@@ -26,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import pluralize
+from multigpu.vgpu.patches.flight_recorder import NCCL_VERSION, Entry
 
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
@@ -68,16 +68,25 @@ class Kernel:
 
     `wait` and `is_completed` are those of gloo's works. `rows` has a row of numbers of each
     rank that took part, once the kernel is done. `stuck` says why it will never be.
+    `started` and `ended` are in nanoseconds since the epoch.
     """
 
-    def __init__(self, run: Callable[["Kernel"], None], calls: Sequence[Call]):
+    def __init__(
+        self,
+        run: Callable[["Kernel"], None],
+        calls: Sequence[Call],
+        communicator: "Communicator",
+    ):
         self.run = run
         self.calls = calls
         # The places in `calls` of those messages whose numbers have arrived.
         self.arrived: set[int] = set()
-        # With TORCH_NCCL_BLOCKING_WAIT=1: how long `wait` waits before it raises an error.
-        self.blocking: timedelta | None = None
+        self.communicator = communicator
+        # Whether NCCL's watchdog has reported it, and lets it be.
+        self.reported = False
         self.launched = time.monotonic()
+        self.started: int | None = None
+        self.ended: int | None = None
         self.done = threading.Event()
         self.error: Exception | None = None
         self.stuck = ""
@@ -85,8 +94,8 @@ class Kernel:
 
     def wait(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Let the host wait; raise the kernel's error. `give_up` is asked now and then."""
-        if self.blocking is not None:
-            self.wait_at_most(self.blocking)
+        if self.communicator.group.is_blocking:
+            self.wait_at_most(self.communicator.group.timeout)
         if not self.done.wait(PATIENCE):
             with waiting:
                 while not self.done.wait(PATIENCE):
@@ -96,25 +105,36 @@ class Kernel:
             raise self.error
 
     def wait_at_most(self, timeout: timedelta) -> None:
-        """Let the host wait; raise NCCL's error if the kernel has not ended in time."""
-        with waiting:
-            if not self.done.wait(timeout.total_seconds()):
-                # The words of torch 2.13, ProcessGroupNCCL.cpp.
-                raise dist.DistBackendError(
-                    f"Work {self.described(timeout)} timed out in blocking wait."
-                )
+        """Let the host wait; if the kernel is older than that then, end its communicator.
 
-    def described(self, timeout: timedelta) -> str:
-        """The kernel as torch prints it, with the group's timeout."""
-        call = self.calls[0]
+        The kernel's error, which `wait` raises, is that of NCCL's watchdog.
+        """
+        with waiting:
+            left = timeout.total_seconds() - (time.monotonic() - self.launched)
+            if not self.done.wait(max(left, 0)):
+                self.error = dist.DistBackendError(self.timeout_text())
+                self.communicator.abort()
+
+    def timeout_text(self) -> str:
+        """The words of torch 2.13 for a kernel that runs too long (ProcessGroupNCCL.cpp)."""
+        call, group = self.calls[0], self.communicator.group
+        ran = (time.monotonic() - self.launched) * 1000
         return (
-            f"WorkNCCL(SeqNum={call.number}, OpType={call.operation}, "
+            f"[Rank {group.global_rank(group.rank())}] Watchdog caught collective operation "
+            f"timeout: WorkNCCL(SeqNum={call.number}, OpType={call.operation}, "
             f"NumelIn={call.numel_in}, NumelOut={call.numel_out}, "
-            f"Timeout(ms)={timeout.total_seconds() * 1000:.0f})"
+            f"Timeout(ms)={group.timeout.total_seconds() * 1000:.0f}) ran for {ran:.0f} "
+            f"milliseconds before timing out."
         )
 
     def is_completed(self) -> bool:
         return self.done.is_set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Let the hosts that wait go on, or raise the error."""
+        self.error = error
+        self.ended = time.time_ns()
+        self.done.set()
 
     def unfinished(self) -> list[Call]:
         """The calls that still wait for a rank."""
@@ -173,19 +193,28 @@ class Communicator:
         self._queue: SimpleQueue[Kernel | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._connected = False
+        self._is_aborted = False
 
-    def launch(self, run: Callable[[Kernel], None], *calls: Call) -> Kernel:
-        """Launch a kernel; `run` moves its numbers, in this communicator's thread."""
+    def launch(
+        self, run: Callable[[Kernel], None], *calls: Call, entry: Entry | None = None
+    ) -> Kernel:
+        """Launch a kernel; `run` moves its numbers, in this communicator's thread.
+
+        `entry` is the kernel's in the flight recorder.
+        """
+        if self._is_aborted:
+            raise self.group.aborted_error()
         if not self._connected:
             self._connected = True
             # A rank that waits in a call which would let a GPU's host go on counts as here.
             self._launch(self._connect, calls).wait(self._others_wait)
-        return self._launch(run, calls)
+        kernel = self._launch(run, calls)
+        if entry is not None:
+            entry.kernel = kernel
+        return kernel
 
     def _launch(self, run: Callable[[Kernel], None], calls: Sequence[Call]) -> Kernel:
-        kernel = Kernel(run, calls)
-        if os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") == "1":
-            kernel.blocking = self.group.timeout
+        kernel = Kernel(run, calls, self)
         self.kernels.append(kernel)
         self._queue.put(kernel)
         if self._thread is None:
@@ -195,12 +224,10 @@ class Communicator:
         return kernel
 
     def abort(self) -> None:
-        """End the unfinished kernels with NCCL's error."""
+        """End the unfinished kernels, and refuse others, with NCCL's error."""
+        self._is_aborted = True
         for kernel in list(self.kernels):
-            kernel.error = dist.DistBackendError(
-                f"NCCL communicator was aborted on rank {self.group.rank()}."
-            )
-            kernel.done.set()
+            kernel.end(kernel.error or self.group.aborted_error())
 
     def close(self) -> None:
         """End the thread, if no kernel is unfinished."""
@@ -211,6 +238,8 @@ class Communicator:
     @torch.inference_mode()
     def _run(self) -> None:
         while (kernel := self._queue.get()) is not None:
+            kernel.started = time.time_ns()
+            failed = None
             try:
                 kernel.run(kernel)
             except Mismatch as mismatch:
@@ -220,10 +249,12 @@ class Communicator:
                 if _is_of_gloo(error):
                     kernel.stuck = "a rank has gone"
                     return
-                kernel.error = error
+                failed = error
+            if self._is_aborted:
+                return
             kernel.run = None
             self.kernels.popleft()
-            kernel.done.set()
+            kernel.end(failed)
 
     def _others_wait(self) -> bool:
         return self.group.board.any_waits([r for r in self.ranks if r != self.group.rank()])
@@ -366,7 +397,7 @@ def duplicate_error(rank: int, other: int, number: int) -> dist.DistBackendError
     # The words of torch 2.13 with NCCL 2.27. A bus id stands for the GPU there: 0x1000 and up.
     return dist.DistBackendError(
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage "
-        "(run with NCCL_DEBUG=WARN for details), NCCL version 2.27.3\n"
+        f"(run with NCCL_DEBUG=WARN for details), NCCL version {NCCL_VERSION}\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
         f"Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA "
         f"device {(number + 1) << 12:x}"

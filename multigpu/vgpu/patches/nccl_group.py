@@ -6,6 +6,7 @@ never ends is found by the watchdog (watchdog.py).
 """
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,15 @@ from torch._C._distributed_c10d import _ProcessGroupWrapper
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo
 from multigpu.vgpu.patches.communicator import Call, Communicator, Kernel, Message
+from multigpu.vgpu.patches.flight_recorder import (
+    COALESCED,
+    NOTHING,
+    Entry,
+    Side,
+    flag,
+    recorder,
+    variable,
+)
 from multigpu.vgpu.patches.process_group import (
     DEVICES,
     NAME,
@@ -54,6 +64,28 @@ OPERATIONS = {
     "alltoall_base": "ALLTOALL_BASE",
     "all_to_all_single": "ALLTOALL_BASE",
 }
+# The flight recorder's names of them (torch 2.13, ProcessGroupNCCL.cpp).
+RECORDED = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "allreduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "_all_gather_base",
+    "all_gather_single": "_all_gather_base",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+}
 # Methods with the arguments (outputs, inputs), those whose inputs all ranks must agree on (of
 # the others it is the first argument), and those with lists, which can be of one size.
 HAVE_INPUTS = (
@@ -79,6 +111,7 @@ FLOAT8 = (
 NOT_IN_NCCL = {Op.BAND: "BAND", Op.BOR: "BOR", Op.BXOR: "BXOR"}
 # The first tag of messages of a pair's communicator: that of all ranks has those from 0 on.
 CHANNEL = 4
+_numbers = itertools.count()
 
 
 class NcclGroup(VirtualGroup):
@@ -89,6 +122,15 @@ class NcclGroup(VirtualGroup):
     ):
         super().__init__(gloo, rank, size)
         self.timeout = timeout
+        # The group's number in this process.
+        self.number = next(_numbers)
+        self.is_aborted = False
+        # As in torch the group's variables are those at its start. Works of a blocking one
+        # wait with the group's timeout, and it has no watchdog.
+        names = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"
+        self.is_blocking = any(flag(name, False) for name in names)
+        names = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
+        self.error_handling = variable("3", *names)
         self.board = Board(store, rank, size, watchdog.folder)
         # The numbers of the last collective and of the last message.
         self.sequence = 0
@@ -111,6 +153,8 @@ class NcclGroup(VirtualGroup):
 
     def communicator(self, peer: int | None = None) -> Communicator:
         """The communicator of all ranks, or that of this rank and `peer`."""
+        if self.is_aborted:
+            raise self.aborted_error()
         found = self.communicators.get(-1 if peer is None else peer)
         if found is None:
             if peer is None:
@@ -131,9 +175,17 @@ class NcclGroup(VirtualGroup):
             raise type(error)(text) from None
 
     def abort(self) -> None:
-        """End all unfinished kernels with an error, as dist.distributed_c10d's abort does."""
+        """End all unfinished kernels with an error, and refuse others.
+
+        On a GPU the waits of these kernels end without an error, and with unfinished numbers.
+        """
+        self.is_aborted = True
         for communicator in self.communicators.values():
             communicator.abort()
+
+    def aborted_error(self) -> dist.DistBackendError:
+        # The words of torch 2.13, NCCLUtils.cpp.
+        return dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. ")
 
     def shutdown(self) -> None:
         watchdog.forget(self)
@@ -204,9 +256,31 @@ class NcclGroup(VirtualGroup):
 
         communicator = self.communicator()
         run = communicator.collective(row, name, call, splits, moves)
-        kernel = communicator.launch(run, call)
+        kernel = communicator.launch(run, call, entry=self._recorded(method, args))
         work.works.append(kernel)
         return lambda: kernel.rows
+
+    def _recorded(self, method: str, args: tuple) -> Entry | None:
+        """The flight recorder's entry of a collective."""
+        if not recorder().size:
+            return None
+        given = args[1] if method in HAVE_INPUTS else args[0]
+        inputs, outputs = (_side(value, method in LISTS) for value in (given, args[0]))
+        if method == "scatter":
+            # torch passes them in this order.
+            inputs, outputs = outputs, inputs
+        name = f"nccl:{RECORDED[method]}"
+        if method not in LISTS or len(inputs) == len(outputs):
+            return recorder().record(self, name, inputs, outputs)
+        # Parts of other sizes are a collective for each rank.
+        for rank, part in enumerate(outputs if method == "allgather" else inputs):
+            if method == "allgather":
+                own = inputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_broadcast_oop", own, [part])
+            else:
+                own = outputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_reduce_oop", [part], own)
+        return recorder().record(self, f"nccl:{OPERATIONS[method]}_coalesced", [], [])
 
     def collective(self, method: str, args: tuple) -> dist.Work:
         if any(type(tensor) is VirtualTensor for tensor in tensors_in(args)):
@@ -251,9 +325,10 @@ class NcclGroup(VirtualGroup):
         def move() -> list:
             return [self.gloo.allreduce([number], dist.AllreduceOptions())]
 
-        kernel = communicator.launch(
-            communicator.collective(row, "allreduce", call, [], move), call
-        )
+        side = [(number.shape, number.dtype)]
+        entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
+        run = communicator.collective(row, "allreduce", call, [], move)
+        kernel = communicator.launch(run, call, entry=entry)
         kernel.wait()
         return kernel.rows[:, 0].max().item()
 
@@ -268,7 +343,8 @@ class NcclGroup(VirtualGroup):
         row: Tensor,
         peer_row: Tensor,
     ) -> None:
-        self.sequence_of_messages += 1
+        # A batch has one number.
+        self.sequence_of_messages += not self._batch
         call = Call(
             name.upper(),
             self.sequence_of_messages,
@@ -281,11 +357,15 @@ class NcclGroup(VirtualGroup):
         self.last_device = work.meter.index
         payloads = _wire(payloads)
         message = Message(name == "send", rank, payloads, row, peer_row)
+        towards = "->" if message.is_send else "<-"
+        title = f"nccl:{name} {self.rank()}{towards}{rank}"
+        side = [(tensor.shape, tensor.dtype)]
+        entry = recorder().record(self, title, side, side, True)
         if self._batch is not None:
             self._batch.append((work, message, call))
             return
         communicator = self.communicator(None if self._messages_share() else rank)
-        kernel = communicator.launch(communicator.messages([message]), call)
+        kernel = communicator.launch(communicator.messages([message]), call, entry=entry)
         work.works.append(kernel)
 
     def _messages_share(self) -> bool:
@@ -305,7 +385,9 @@ class NcclGroup(VirtualGroup):
             communicator = self.communicator()
             messages = [message for _, message, _ in batch]
             calls = [call for _, _, call in batch]
-            kernel = communicator.launch(communicator.messages(messages), *calls)
+            entry = recorder().record(self, COALESCED, [], [])
+            run = communicator.messages(messages)
+            kernel = communicator.launch(run, *calls, entry=entry)
             for work, _, _ in batch:
                 work.works.append(kernel)
         return super()._end_coalescing(device)
@@ -343,6 +425,19 @@ def _splits(method: str, args: tuple, size: int) -> list[int]:
         else:
             found += [tensor.numel() // size] * size
     return found
+
+
+def _side(value: Any, is_one: bool) -> Side:
+    """What the flight recorder has of a collective's inputs, or of its outputs.
+
+    With `is_one` a list of equal tensors is one tensor, as for NCCL.
+    """
+    found = [(tensor.shape, tensor.dtype) for tensor in tensors_in((value,))]
+    if is_one and len(set(found)) == 1 < len(found):
+        shape, dtype = found[0]
+        return [((len(found), *shape), dtype)]
+    # Only the root has the list of a gather or of a scatter.
+    return found or NOTHING
 
 
 def _on_host(value: Any) -> Any:

@@ -5,6 +5,9 @@ than its group's timeout, or if nothing has moved for `limit` seconds, the ranks
 other what they wait in. Each rank that waits prints it, with the
 line of its program, the ranks that have not come and the likely mistake, and ends by SIGABRT,
 as with NCCL.
+
+TORCH_NCCL_ASYNC_ERROR_HANDLING can ask for less when a group's own timeout is over: 0 for the
+report alone, 2 for the end of the group's kernels by an error.
 """
 
 import atexit
@@ -30,6 +33,7 @@ import torch.distributed as dist
 
 from multigpu.vgpu.patches import communicator, standstill
 from multigpu.vgpu.sim import contents
+from multigpu.vgpu.patches.flight_recorder import recorder
 
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
@@ -191,6 +195,7 @@ class Watchdog:
         number = self._answer(asked)
         waiting = [(kernel, group) for group in groups for kernel in group.unfinished()]
         if board.get("end"):
+            self._dump(asked)
             if waiting:
                 self._end(waiting, self._answers(asked, number))
             return
@@ -201,10 +206,14 @@ class Watchdog:
         age = now - min(kernel.launched for kernel, _ in waiting)
         # A program's own, shorter timeout counts as with NCCL. The default one does not while
         # a rank computes: a CPU needs minutes for what a GPU does in a second.
-        over = any(
-            DEFAULT_TIMEOUT > group.timeout.total_seconds() < now - kernel.launched
+        late = [
+            (kernel, group)
             for kernel, group in waiting
-        )
+            if DEFAULT_TIMEOUT > group.timeout.total_seconds() < now - kernel.launched
+            and not group.is_blocking
+            and not kernel.reported
+        ]
+        over = bool(late)
         if not over and age < max(self._patience, self.limit):
             return
         number = board.ask()
@@ -217,15 +226,38 @@ class Watchdog:
             self._patience = age + min(self.limit, 10.0)
             return
         waiting = [(kernel, group) for kernel, group in waiting if not kernel.is_completed()]
+        if over and age < self.limit and all(g.error_handling in ("0", "2") for _, g in late):
+            self._dump(asked)
+            self._report(late, states)
+            for kernel, group in late:
+                kernel.reported = True
+                if group.error_handling == "2":
+                    group.abort()
+            return
         if waiting:
             board.set("end", "1")
-            # The other ranks print before a launcher ends them because this one has ended.
-            # Some still ask, too.
-            until = time.monotonic() + 2 * INTERVAL
-            while time.monotonic() < until:
+            self._dump(asked)
+            # The other ranks print and dump before a launcher ends them because this one has
+            # ended. Some still ask, too.
+            running = [rank for rank in range(asked.size()) if self._runs(asked, rank, states)]
+            begin = time.monotonic()
+            while (waited := time.monotonic() - begin) < ANSWERS:
+                if waited > 2 * INTERVAL and all(board.get(f"dumped-{r}") for r in running):
+                    break
                 self._answer(asked)
                 time.sleep(0.05)
             self._end(waiting, states)
+
+    def _dump(self, group: "NcclGroup") -> None:
+        """Write the flight recorder's dump, once, and tell the other ranks."""
+        key = f"dumped-{group.rank()}"
+        if not group.board.get(key):
+            _print(recorder().write(group.global_rank(group.rank())))
+            group.board.set(key, "1")
+
+    def _runs(self, group: "NcclGroup", rank: int, states: dict[int, dict]) -> bool:
+        state = states.get(group.global_rank(rank))
+        return state is not None and not state["ended"]
 
     def _answer(self, group: "NcclGroup") -> int:
         """Answer the last question, unless it is answered; return its number."""
@@ -269,21 +301,29 @@ class Watchdog:
         states: dict[int, dict],
     ) -> None:
         """Print the report, and end the process, which waits in these kernels."""
-        kernel, group = min(waiting, key=lambda pair: pair[0].launched)
-        rank = group.global_rank(group.rank())
-        text = timeout_text(kernel, group, rank)
-        members = [group.global_rank(number) for number in range(group.size())]
-        report = standstill.Report(group.title(), members, states, rank)
-        _print(
-            f"{_prefix(rank)} {text}\n{report.text()}\n"
-            f"{_prefix(rank)} To avoid data inconsistency, we are taking the entire process "
-            f"down.\n"
-        )
+        ending = "To avoid data inconsistency, we are taking the entire process down."
+        report = self._report(waiting, states, ending)
         for call in standstill.on_end:
-            call(report.as_json() | {"watchdog": text})
+            call(report)
         for group in list(self.groups):
             group.board.leave()
         os.kill(os.getpid(), signal.SIGABRT)
+
+    def _report(
+        self,
+        waiting: list[tuple[communicator.Kernel, "NcclGroup"]],
+        states: dict[int, dict],
+        ending: str = "",
+    ) -> dict:
+        """Print what NCCL's watchdog prints, and the ranks' states; return the numbers."""
+        kernel, group = min(waiting, key=lambda pair: pair[0].launched)
+        rank = group.global_rank(group.rank())
+        text = kernel.timeout_text()
+        members = [group.global_rank(number) for number in range(group.size())]
+        report = standstill.Report(group.title(), members, states, rank)
+        last = f"{_prefix(rank)} {ending}\n" if ending else ""
+        _print(f"{_prefix(rank)} {text}\n{report.text()}\n{last}")
+        return report.as_json() | {"watchdog": text}
 
 
 def cpu_seconds() -> float:
@@ -296,15 +336,6 @@ def cpu_seconds() -> float:
                 fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
                 total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
-
-
-def timeout_text(kernel: communicator.Kernel, group: "NcclGroup", rank: int) -> str:
-    """The words of NCCL's watchdog (torch 2.13, ProcessGroupNCCL.cpp) for a kernel."""
-    ran = (time.monotonic() - kernel.launched) * 1000
-    return (
-        f"[Rank {rank}] Watchdog caught collective operation timeout: "
-        f"{kernel.described(group.timeout)} ran for {ran:.0f} milliseconds before timing out."
-    )
 
 
 def _prefix(rank: int) -> str:

@@ -77,24 +77,34 @@ class VirtualWork(dist.Work):
         """Move the numbers, and find when the work ends; no stream and no host waits."""
         clock = self.meter.machine.clock
         if self.end is None:
-            for work in self.works:
-                work.wait()
+            try:
+                for work in self.works:
+                    work.wait()
+            except dist.DistBackendError:
+                # It is said once: the tensors are then free for another group.
+                self.end = self.arrival[0].item()
+                self._free()
+                raise
             start, self.end = self.schedule()
             kind = "transfer" if self.name in ("send", "recv") else "collective"
             device = self.meter.index
             span = (start, self.end)
             clock.log += (device, kind, self.phase, self.name, *span, None, self.stream)
-            for key in self._keys:
-                works = clock.pending[key]
-                works.remove(self)
-                if not works:
-                    del clock.pending[key]
-            # The group keeps this object for a while, but must not keep the tensors' memory.
-            self._bytes = []
-            self.works = []
-            result, self._result = self._result, _weak(self._result)
-            if _get_work_registry_size():
-                _leave_registry(result)
+            self._free()
+
+    def _free(self) -> None:
+        """Leave the works that tensors wait for."""
+        pending = self.meter.machine.clock.pending
+        for key in self._keys:
+            pending[key].remove(self)
+            if not pending[key]:
+                del pending[key]
+        # The group keeps this object for a while, but must not keep the tensors' memory.
+        self._bytes = []
+        self.works = []
+        result, self._result = self._result, _weak(self._result)
+        if _get_work_registry_size():
+            _leave_registry(result)
 
     def synchronize(self) -> None:
         self.wait()
@@ -113,6 +123,8 @@ class VirtualWork(dist.Work):
         if self.end is None:
             if not all(work.is_completed() for work in self.works):
                 return False
+            if any(isinstance(work, Kernel) and work.error for work in self.works):
+                return True
             self.finish()
         return self.meter.machine.clock.has_passed(self.end)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multigpu.vgpu.patches import flight_recorder
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.machine import Machine, running
@@ -37,6 +38,7 @@ class Options:
     """ProcessGroupNCCL.Options: kept, but nothing of it changes a virtual GPU's group."""
 
     def __init__(self, is_high_priority_stream: bool = False):
+        self.backend = "nccl"
         self.is_high_priority_stream = is_high_priority_stream
         self.config = SimpleNamespace(
             blocking=-1,
@@ -252,6 +254,21 @@ def _split_group(original: Any) -> Any:
     return split_group
 
 
+def _set_pg_timeout(original: Any) -> Any:
+    """_set_pg_timeout: torch looks for NCCL among a group's backends; ours is the group."""
+
+    @functools.wraps(original)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        from multigpu.vgpu.patches.nccl_group import NcclGroup
+
+        found = group or dist.group.WORLD
+        if not isinstance(found, NcclGroup):
+            return original(timeout, group)
+        found.timeout = found.options._timeout = timeout
+
+    return set_pg_timeout
+
+
 # The classes, by whether the process is one rank of a large world.
 _made: dict[bool, tuple[type, type]] = {}
 
@@ -280,6 +297,22 @@ def _future(original: Any) -> Any:
     return __init__
 
 
+def _gloo_dump(original: Any) -> Any:
+    """_dump_fr_trace and its JSON: in a CUDA build too they have gloo's works, never NCCL's.
+
+    In a program without a group of gloo these are the works that move NCCL's numbers here.
+    """
+
+    @functools.wraps(original)
+    def dumped(*arguments: Any, **more: Any) -> bytes:
+        backends = dist.distributed_c10d._world.pg_backend_config.values()
+        if backends and not any("gloo" in str(backend) for backend in backends):
+            return original(False)
+        return original(*arguments, **more)
+
+    return dumped
+
+
 def _not_logged(original: Any) -> Any:
     def set_construction_data_and_log(self: Any, *arguments: Any) -> None:
         """Does nothing."""
@@ -305,6 +338,9 @@ ROWS: tuple[Row, ...] = (
         _helper,
         "a group for CUDA and the CPU is one group of virtual GPUs",
         when=dist.is_available,
+    ),
+    Replacement(
+        _C10D, "_set_pg_timeout", _set_pg_timeout, "it asks a backend", when=dist.is_available
     ),
     Replacement(
         "torch.futures.Future", "__init__", _future, "C++ would ask for CUDA's streams"
@@ -337,6 +373,22 @@ ROWS: tuple[Row, ...] = (
         )
         # torch.distributed.rpc takes the second one.
         for module in (_C10D, "torch.distributed")
+    ),
+    *(
+        Replacement(
+            "torch._C._distributed_c10d",
+            name,
+            make,
+            _NCCL,
+            when=dist.is_available,
+            optional=True,
+        )
+        for name, make in (
+            ("_dump_nccl_trace", lambda original: flight_recorder.dump),
+            ("_dump_nccl_trace_json", lambda original: flight_recorder.dump_json),
+            ("_dump_fr_trace", _gloo_dump),
+            ("_dump_fr_trace_json", _gloo_dump),
+        )
     ),
     Replacement(
         _C10D, "_NCCL_AVAILABLE", lambda original: True, _NCCL, when=dist.is_available
