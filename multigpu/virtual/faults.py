@@ -4,9 +4,16 @@ import os
 import re
 import signal
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.machine import Machine
+
+# The machine imports torch, which the command does not need.
+if TYPE_CHECKING:
+    from multigpu.vgpu.sim.machine import Machine
+
+# The figures of a Gpu that are divided if it is slow.
+RATES = ("bandwidth", "fp64", "fp32", "tf32", "fp16")
 
 
 @dataclass(frozen=True)
@@ -55,17 +62,17 @@ class Faults:
         self.slow = slow
         self.collectives = 0
 
-    def begin(self, rank: int, machine: Machine) -> None:
+    def begin(self, rank: int, machine: "Machine") -> None:
         """Slow the GPUs and the host of the slow rank down."""
         if self.slow is None or self.slow.rank != rank:
             return
-        factor, costs = self.slow.factor, machine.costs
-        rates = ("bandwidth", "fp64", "fp32", "tf32", "fp16")
-        costs.gpu = replace(
-            costs.gpu, **{name: getattr(costs.gpu, name) / factor for name in rates}
-        )
-        costs.host_factor *= factor
-        costs.forget()
+        factor = self.slow.factor
+        for costs in machine.costs.values():
+            costs.gpu = replace(
+                costs.gpu, **{name: getattr(costs.gpu, name) / factor for name in RATES}
+            )
+            costs.host_factor *= factor
+            costs.forget()
         self.slow = None
 
     def collective(self, rank: int) -> None:
