@@ -73,8 +73,8 @@ def _gpu(values: dict[str, Any]) -> Gpu:
     missing = [] if like else [name for name in NEEDED if name not in values]
     if missing:
         raise UserError(
-            f"{', '.join(missing)} is missing: give it, or a preset's name as `like`, whose "
-            f"figures are then taken."
+            f"there is no {', '.join(missing)}: give each of them, or a preset's name as "
+            f"`like`, whose figures are then taken."
         )
     base = GPUS[like] if like else None
     shares = values.pop("shares", None)
@@ -150,7 +150,9 @@ def _shares(values: Any, base: Shares | None) -> Shares:
     merged = (asdict(base) if base else {}) | values
     missing = [name for name in known if name not in merged]
     if missing:
-        raise UserError(f"shares has no {', '.join(missing)}: give it, or a preset as `like`.")
+        raise UserError(
+            f"shares has no {', '.join(missing)}: give each of them, or a preset as `like`."
+        )
     for name, value in merged.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise UserError(f"shares.{name} is {value!r}: give a number.")

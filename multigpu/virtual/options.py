@@ -148,8 +148,15 @@ def check(options: Options) -> None:
         _check_world(options)
     if not 1 <= options.gpus <= MOST_GPUS:
         raise UserError(f"--gpus is {options.gpus}: give a number from 1 to {MOST_GPUS}.")
-    if options.world is not None and len({gpu.name for gpu in options.models()}) > 1:
-        raise UserError("with --world all GPUs are equal: give --gpu one name.")
+    if isinstance(options.gpu, tuple):
+        named = len(options.gpu)
+        if options.world is not None:
+            raise UserError("with --world all GPUs are equal: give --gpu one name.")
+        if named != options.gpus:
+            raise UserError(
+                f"--gpu names {named} GPUs, but --gpus is {options.gpus}: give one name for "
+                f"all of them, or {options.gpus} names."
+            )
     _check_name("--link", options.link, LINKS)
     if options.between_nodes is not None:
         _check_name("--between-nodes", options.between_nodes, NETWORKS)
