@@ -9,7 +9,7 @@ import pytest
 from multigpu.errors import UserError
 from multigpu.launch import room
 from multigpu.vgpu.sim import machine
-from multigpu.virtual import face, imports
+from multigpu.virtual import face, imports, shared_memory
 from multigpu.virtual.options import VARIABLE, Options
 
 
@@ -19,6 +19,7 @@ def asked(monkeypatch):
     calls = []
     monkeypatch.setattr(face, "put_on", calls.append)
     monkeypatch.setattr(machine, "current", lambda: SimpleNamespace(meters=[]))
+    monkeypatch.setattr(shared_memory, "share", lambda meters, visible: None)
     monkeypatch.setenv(VARIABLE, Options(gpus=4).to_json())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     return calls

@@ -50,6 +50,8 @@ class Meter:
         self.machine = machine
         self.index = index
         self.gpu = gpu
+        # Its number on the machine: another one if CUDA_VISIBLE_DEVICES hides GPUs.
+        self.number = index
         self.capacity = capacity
         self.inner = torch.device(names.INNER, index)
         self.device = names.show(self.inner)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from multigpu.vgpu.patches.properties import DeviceProperties, get_device_properties
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.presets import Gpu
+from multigpu.virtual.visible import uuid
 
 KIB = 2**10
 MIB = 2**20
@@ -96,6 +97,6 @@ def properties_of(meter: Meter) -> CudaProperties:
         # The memory transfers twice per clock.
         memory_clock_rate=round(gpu.bandwidth * 8 / known.bus_bits / 2 / 1000),
         memory_bus_width=known.bus_bits,
-        uuid=f"00000000-0000-0000-0000-{meter.index:012x}",
-        pci_bus_id=meter.index,
+        uuid=uuid(meter.number).removeprefix("GPU-"),
+        pci_bus_id=meter.number,
     )
