@@ -33,7 +33,7 @@ def virtual(
     ] = None,
     gpu: Annotated[
         str,
-        typer.Option(help="The GPU's name, such as A100-80GB; a file; or one for each GPU."),
+        typer.Option(help="Its name, such as A100-80GB; a file; or one for each: A10,T4."),
     ] = Options.gpu,
     link: Annotated[
         str, typer.Option(help="Link inside a node, such as NVLink4 or PCIe4.")

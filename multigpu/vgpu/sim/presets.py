@@ -338,7 +338,7 @@ def find_gpus(what: str | Gpu | Sequence[str | Gpu], count: int | None = None) -
 
     Raises UserError for an unknown name, and if `what` names another number of GPUs.
     """
-    if isinstance(what, (str, Gpu)):
+    if not isinstance(what, (list, tuple)):
         return [find_preset(what, GPUS)] * (2 if count is None else count)
     models = [find_preset(one, GPUS) for one in what]
     if not models or count not in (None, len(models)):
