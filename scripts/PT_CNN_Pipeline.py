@@ -110,13 +110,21 @@ def stage(model: CNN, rank: int, ranks: int) -> nn.Sequential:
 # its backward. In the first notebook autograd computed backward from the last micro-batch
 # to the first. Here each micro-batch has a graph of its own, and the rank's order says whose
 # backward comes next.
+#
+# NCCL moves the messages between two ranks of a group one after the other, in the order of
+# the calls: if one rank sends first and the other one too, both wait. So the gradients go
+# through a second group, `dist.new_group()`. gloo, which sends between processes on the CPU,
+# has no such rule.
 
 
 # %%
-def first_stage(layers: nn.Module, order: str, images: list[torch.Tensor]) -> list[int]:
+def first_stage(
+    layers: nn.Module, order: str, images: list[torch.Tensor], back: dist.ProcessGroup
+) -> list[int]:
     """Compute rank 0's stage for all micro-batches, in an order such as "F1 F2 B1 B2".
 
-    Returns the number of micro-batches that are held after each of these actions.
+    Gradients come through the group `back`. Returns the number of micro-batches that are held
+    after each of these actions.
     """
     outputs, sends, held = {}, {}, []
     for action in order.split():
@@ -127,7 +135,7 @@ def first_stage(layers: nn.Module, order: str, images: list[torch.Tensor]) -> li
         else:
             output = outputs.pop(number)
             gradient = torch.empty(output.shape, device=output.device)
-            dist.recv(gradient, src=1)
+            dist.recv(gradient, src=1, group=back)
             output.backward(gradient)
             sends.pop(number).wait()
         held.append(len(outputs))
@@ -135,7 +143,11 @@ def first_stage(layers: nn.Module, order: str, images: list[torch.Tensor]) -> li
 
 
 def last_stage(
-    layers: nn.Module, order: str, labels: list[torch.Tensor], shape: tuple[int, ...]
+    layers: nn.Module,
+    order: str,
+    labels: list[torch.Tensor],
+    back: dist.ProcessGroup,
+    shape: tuple[int, ...],
 ) -> list[int]:
     """Compute rank 1's stage, as `first_stage` does. Activations have the shape `shape`."""
     losses, inputs, held = {}, {}, []
@@ -151,7 +163,7 @@ def last_stage(
             losses.pop(number).backward()
             if sent is not None:
                 sent.wait()
-            sent = dist.isend(inputs.pop(number).grad, dst=0)
+            sent = dist.isend(inputs.pop(number).grad, dst=0, group=back)
         held.append(len(losses))
     sent.wait()
     return held
@@ -180,13 +192,13 @@ def last_stage(
 #     world = launch.find_world()
 #     torch.manual_seed(0)
 #     layers = stage(CNN(), world.rank, world.size)
-#     order = orders[world.rank]
+#     order, back = orders[world.rank], dist.new_group()
 #     if world.rank == 0:
-#         held = first_stage(layers, order, images.chunk(8))
+#         held = first_stage(layers, order, images.chunk(8), back)
 #     else:
 #         # recv fills a tensor that exists already, so rank 1 must know the shape of what rank
 #         # 0 sends: 8 images of a micro-batch, and 512 activations (32 channels of 4×4) each.
-#         held = last_stage(layers, order, labels.chunk(8), shape=(8, 512))
+#         held = last_stage(layers, order, labels.chunk(8), back, shape=(8, 512))
 #     return [weight.grad / len(images) for weight in layers.parameters()], held
 #
 #

@@ -166,10 +166,11 @@ def _by_hand(
     """A function that computes all micro-batches with the lesson's functions."""
     first_stage, last_stage = functions
     images, labels = _batch(gpu, batch)
+    back = dist.new_group()
     if world.rank == 0:
-        return partial(first_stage, layers, order, images.chunk(micro_batches))
+        return partial(first_stage, layers, order, images.chunk(micro_batches), back)
     activations = (batch // micro_batches, layers[0][0].in_features)
-    return partial(last_stage, layers, order, labels.chunk(micro_batches), activations)
+    return partial(last_stage, layers, order, labels.chunk(micro_batches), back, activations)
 
 
 def _batch(gpu: torch.device, batch: int) -> tuple[torch.Tensor, torch.Tensor]:

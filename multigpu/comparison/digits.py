@@ -96,8 +96,13 @@ def train(
     """Train with one strategy after the other, and return what their ranks recorded."""
     records = {}
     for name in names:
+        devices_of_rank = devices_of(name, batch.ranks)
         if name == "ddp2" and launch.find_world().launcher == "--spawn":
-            # Each rank stands for a node.
+            # Each rank stands for a node. On one machine each has GPUs of its own: NCCL
+            # refuses two ranks on one GPU.
+            first = 2 * launch.find_world().rank
+            if torch.cuda.device_count() >= 2 * batch.ranks:
+                devices_of_rank = [first, first + 1]
             os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         if args.prove:
             devices.compute_exactly()
@@ -107,7 +112,7 @@ def train(
         record = Record()
         trainer = Trainer(
             strategy=strategy_for_short_run(name),
-            devices=devices_of(name, batch.ranks),
+            devices=devices_of_rank,
             max_epochs=args.epochs,
             callbacks=[record],
             logger=False,

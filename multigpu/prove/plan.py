@@ -20,10 +20,13 @@ PROCESSES = {
     "mpiexec": ("-np", "-n"),
     "srun": ("-n", "--ntasks"),
     "deepspeed": ("--num_gpus",),
+    "fabric": ("--devices",),
 }
-# A program's own flags that give a number of ranks or devices.
+# A program's own flags that give a number of ranks or devices, as Lightning's command line
+# (--trainer.devices) and Hydra (trainer.devices=2) have them, too.
 OWN_FLAGS = re.compile(
-    r"--(spawn|devices|gpus|num[-_]gpus|n[-_]gpus|nprocs?|num[-_]processes|num[-_]procs?"
+    r"(--(\w+\.)*|(\w+\.)+)"
+    r"(spawn|devices|gpus|num[-_]gpus|n[-_]gpus|nprocs?|num[-_]processes|num[-_]procs?"
     r"|world[-_]size|ranks|num[-_]ranks|num[-_]devices|nproc[-_]per[-_]node|workers[-_]ddp)"
 )
 # What asks for GPUs, and libraries that take GPUs by themselves.
@@ -147,7 +150,9 @@ def with_one(words: Sequence[str]) -> list[str] | None:
 
 def with_batch_times(words: Sequence[str], times: float) -> list[str] | None:
     """The command with its flag for the batch size multiplied; None without such a flag."""
-    flags = re.compile(r"(--?(?:\w+[-_])*batch[-_]?size(?:[-_]\w+)*|--batch|-b|--bs)")
+    flags = re.compile(
+        r"((?:--?|(?=\w+\.))(?:\w+[-_.])*batch[-_]?size(?:[-_]\w+)*|--batch|-b|--bs)"
+    )
     result = list(words)
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")

@@ -26,6 +26,8 @@ BUSY = 1.0
 # Seconds in which processes say where they wait, and in which they end after SIGTERM.
 ANSWER = 3.0
 GRACE = 2.0
+# What a program, or torchrun itself, says if another one listens on its port.
+IN_USE = "ddress already in use"
 # A process's variables that would make it a rank of another run.
 OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 OF_A_LAUNCHER += ("SLURM_PROCID", "SLURM_NTASKS")
@@ -56,8 +58,18 @@ class Run:
     @property
     def output(self) -> str:
         """What the program printed, without what torchrun adds when a rank fails."""
-        text = (self.folder / "output.txt").read_text(errors="replace")
-        return self.with_own_paths(re.split(r"\n.*torch[./]distributed[./]elastic", text)[0])
+        return self.with_own_paths(
+            re.split(r"\n.*torch[./]distributed[./]elastic", self._whole_output)[0]
+        )
+
+    @property
+    def port_in_use(self) -> bool:
+        """Whether the program or its launcher failed because another one has its port."""
+        return IN_USE in self._whole_output
+
+    @property
+    def _whole_output(self) -> str:
+        return (self.folder / "output.txt").read_text(errors="replace")
 
     @property
     def completed(self) -> bool:

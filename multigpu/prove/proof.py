@@ -47,8 +47,6 @@ NUMERIC = (
 )
 # The causes that a reference with a larger batch or in another order can answer.
 OTHER_ROWS = ("fewer_rows", "other_rows", "rows_missing", "rows_repeated", "padding")
-# What a program's output says if another one listens on its port.
-IN_USE = "ddress already in use"
 # The units in the last place by which these runs disturb the weights, two runs at a time.
 UNITS = ((2, 3), (4, 5))
 
@@ -239,7 +237,7 @@ class _Session:
             self.one = self.plan.gpus
             return self.references(steps)
         for place, run in enumerate(runs):
-            if not run.completed and IN_USE in run.output:
+            if not run.completed and run.port_in_use:
                 # The two runs want the same port.
                 runs[place] = self.reference_run(f"{run.name}-again", steps, disturb=place)
                 self.wait_for_all([runs[place]])

@@ -115,8 +115,8 @@ class Step:
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
     norms        (norm, limit) of each clip_grad_norm_
     forward_sync, backward_sync   DDP's require_backward_grad_sync, at each forward, backward
-    gathered     calls of dist.all_gather… and all_reduce with a tensor that needs a gradient;
-                 below IN_FUNCTION those in a Function of the program
+    gathered     before backward, calls of dist.all_gather… and all_reduce with a tensor that
+                 needs a gradient; below IN_FUNCTION those in a Function of the program
     random       the modules that draw random numbers, or "forward"
     skipped      the steps that a gradient scaler has skipped before this one
     epoch        how many times the loader's iteration has begun; 0 without a DataLoader

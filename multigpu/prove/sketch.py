@@ -8,8 +8,9 @@ difference and of disjoint parts are the difference and the sum of sketches. So 
 parts of a parameter record sketches of their parts, and need not communicate.
 
 The signs are products, sign of a chunk × sign of the place in the chunk: the tables are small,
-and most of the work is one product of a matrix and a vector. A tensor with at most 64 elements
-is its own sketch.
+and most of the work is one product of a matrix and a vector. The signs of a short chunk's
+places can add up to zero, and then a change that all elements share would not be seen: smaller
+tensors have chunks of one element. A tensor with at most 64 elements is its own sketch.
 """
 
 import functools
@@ -21,6 +22,7 @@ SUMS = 64
 # At least so many chunks, so that each of the 64 sums gets several.
 CHUNKS = 256
 LONGEST_CHUNK = 1024
+SHORTEST_CHUNK = 64
 # The elements of one conversion to float32, which bounds its memory to 4 MB.
 SLAB = 2**20
 
@@ -48,7 +50,7 @@ def sketch(values: torch.Tensor, numel: int, start: int = 0) -> np.ndarray:
 
 def chunk_length(numel: int) -> int:
     """The elements of a chunk, a power of 2: 1 for small tensors, 1024 for large ones."""
-    if numel < 2 * CHUNKS:
+    if numel < SHORTEST_CHUNK * CHUNKS:
         return 1
     return min(LONGEST_CHUNK, 1 << ((numel // CHUNKS).bit_length() - 1))
 

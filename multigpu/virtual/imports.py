@@ -84,7 +84,8 @@ def _start() -> None:
     from multigpu.virtual import face, kinds, recorder, shared_memory
 
     face.put_on(options.seen(visible))
-    shared_memory.share(machine.current().meters, visible)
+    if (started := machine.running()) is not None:
+        shared_memory.share(started.meters, visible)
     recorder.start(visible)
     kinds.watch()
     if options.measures_steps():

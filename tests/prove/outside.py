@@ -47,9 +47,10 @@ NOT_COMPARED = {
 LAUNCHER = "{helpers}/"  # its ranks are started in a way that `prove` does not know
 OPTIONS = {
     "jia-zhuang_data_parallel_train": "--reference single_gpu_train.py",
-    **dict.fromkeys(("csc_mnist_ddp", "csc_mnist_accelerate"), "--steps 4"),
+    **dict.fromkeys(("csc_mnist_ddp", "csc_mnist_accelerate", "lumi_ddp_vit"), "--steps 4"),
     **dict.fromkeys(("ai_summer_ddp", "rentainhe_distributed"), "--steps 6"),
     "fsdp_tp": "--against 2",
+    "lambdalabs_07_2d_parallel": "--gpus 4 --against 2",
 }
 
 

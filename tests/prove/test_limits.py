@@ -1,4 +1,4 @@
-"""Steps of which rounding can explain too much are no proof."""
+"""The limit is what rounding does, and steps of which it can explain too much are no proof."""
 
 from pathlib import Path
 
@@ -6,9 +6,48 @@ import numpy as np
 import pytest
 
 from multigpu.prove import plan, proof
-from multigpu.prove.compare import KINDS, Comparison, Distances, StepDistances
+from multigpu.prove.causes import find
+from multigpu.prove.compare import KINDS, Comparison, Distances, StepDistances, compare
 from multigpu.prove.processes import Run
-from multigpu.prove.record import Head, RankRecord
+from multigpu.prove.record import Head, Part, RankRecord, Step
+
+ROUNDING = 1e-4
+
+
+def trained(kind: str, gradient: float, after: float) -> list[RankRecord]:
+    """One rank and step: a weight of 1, its gradient, and the weight after the step."""
+    weights, gradients, later = np.zeros((3, 1, 64))
+    weights[0, 0], gradients[0, 0], later[0, 0] = 1.0, gradient, after
+    part = Part("weight", (1,), None, 1, 2.0**-23)
+    head = Head(0, kind, 0, 1, [part], [], None, True, [], [], 0.0, True, 0)
+    step = Step(0, 0, weights, gradients, np.ones(1, bool), [{}], np.zeros((0, 64)))
+    step.after = later
+    return [RankRecord(0, {0: head}, [step])]
+
+
+def failing(kind: str, gradient: float = 1.0, after: float = 0.5) -> list[str]:
+    """What fails in a step, where rounding changes a gradient of 1 by ROUNDING."""
+    reference, band = trained(kind, 1.0, 0.5), trained(kind, 1.0 + ROUNDING, 0.5)
+    step = compare(reference, trained(kind, gradient, after), [band]).steps[0]
+    return [name for name, distances in step.kinds.items() if distances.fails().any()]
+
+
+def test_the_limit_is_ten_times_what_rounding_does():
+    assert failing("SGD", gradient=1 + 9 * ROUNDING) == []
+    assert failing("SGD", gradient=1 + 11 * ROUNDING) == ["gradients"]
+
+
+def test_rounding_may_turn_some_of_adams_steps_around():
+    """2 sqrt(10 ROUNDING), 6% of the step of 0.5."""
+    assert failing("Adam", after=0.53) == []
+    assert failing("Adam", after=0.54) == ["after"]
+    assert failing("SGD", after=0.53) == ["after"]
+
+
+def test_a_model_that_begins_with_nan_was_not_initialized():
+    records = trained("SGD", float("nan"), 0.5)
+    cause = find(compare(records, records, []))
+    assert cause.kind == "not_finite" and "to_empty()" in cause.remedy
 
 
 def compared(limits: list[float]) -> Comparison:

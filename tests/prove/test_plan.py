@@ -31,6 +31,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "accelerate launch --num_processes 2 cpu.py",
             "accelerate launch --num_processes 1 cpu.py",
         ),
+        ("fabric run --devices 2 cpu.py", "fabric run --devices 1 cpu.py"),
     ],
 )
 def test_the_reference_has_one_process(monkeypatch, command, reference):
@@ -65,6 +66,10 @@ def test_flags_that_a_reference_would_change():
     assert plan.with_one(words) == ["train.py", "--devices", "1", *words[3:]]
     assert plan.with_batch_times(words, 2)[3] == "--batch-size=64"
     assert plan.with_one(["train.py", "2"]) is None
+    for flag in ("--trainer.devices=", "trainer.devices="):
+        assert plan.with_one(["train.py", f"{flag}2"]) == ["train.py", f"{flag}1"]
+    for flag in ("--data.batch_size=", "data.batch_size="):
+        assert plan.with_batch_times(["train.py", f"{flag}8"], 2)[1] == f"{flag}16"
     assert plan.with_batch_times(["train.py"], 2) is None
 
 

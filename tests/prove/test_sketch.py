@@ -9,7 +9,7 @@ import torch
 from multigpu.prove.inside.parts import _blocks
 from multigpu.prove.sketch import SUMS, sketch
 
-SIZES = (1, 10, 64, 65, 511, 512, 5_000, 70_001, 2_300_000)
+SIZES = (1, 10, 64, 65, 511, 512, 768, 5_000, 20_000, 70_001, 2_300_000)
 
 
 def values(numel: int, seed: int = 0) -> torch.Tensor:
@@ -50,6 +50,13 @@ def test_one_changed_element_changes_the_sketch_by_as_much():
         other[numel // 2] += 3
         distance = np.linalg.norm(sketch(other, numel) - sketch(values(numel), numel))
         assert distance == pytest.approx(3, rel=1e-3)
+
+
+@pytest.mark.parametrize("numel", SIZES)
+def test_a_change_that_all_elements_share_is_seen(numel):
+    """As that of a LayerNorm's weights, which begin as ones."""
+    share = np.linalg.norm(sketch(torch.ones(numel), numel)) / numel**0.5
+    assert 0.4 < share < 1.6
 
 
 def test_blocks_of_columns_add_up(monkeypatch):

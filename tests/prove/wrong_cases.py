@@ -1300,6 +1300,12 @@ SHARDED = [
         exit=2,
     ),
     Fault(
+        "tokens_of_both_ranks_counted",  # and the loss is reduced for printing, after backward
+        "tensor_parallel",
+        [("loss.backward()", "(loss / mesh.size()).backward()\n    dist.all_reduce(loss)")],
+        "divided_by_ranks",
+    ),
+    Fault(
         "norm_of_a_part_of_the_sequence",
         "tensor_parallel",
         [

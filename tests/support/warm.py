@@ -41,6 +41,7 @@ TORCH = (
     "torch.multiprocessing",
     "torch.nn.parallel",
     "cloudpickle",
+    "scipy.stats",  # most of sklearn, which itself sets variables that a fork must set
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "tqdm.auto",

@@ -49,7 +49,7 @@ def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
     # As between processes.
     before = allocated("vgpu:1")
     sent = pickle.loads(ForkingPickler.dumps([model["out"].weight, view]))
-    assert allocated("vgpu:1") - before == nbytes, "one block for both"
+    assert allocated("vgpu:1") == before, "who has made the memory counts it"
     assert [tensor.device for tensor in sent] == [two[1], two[1]]
     assert isinstance(sent[0], nn.Parameter) and sent[0].requires_grad
     with torch.no_grad():

@@ -2,14 +2,12 @@
 
 import gc
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from multigpu.errors import UserError
 from multigpu.launch import room
-from multigpu.vgpu.sim import machine
-from multigpu.virtual import face, imports, shared_memory
+from multigpu.virtual import face, imports
 from multigpu.virtual.options import VARIABLE, Options
 
 
@@ -18,8 +16,6 @@ def asked(monkeypatch):
     """The options with which the face is put on; it is not put on really."""
     calls = []
     monkeypatch.setattr(face, "put_on", calls.append)
-    monkeypatch.setattr(machine, "current", lambda: SimpleNamespace(meters=[]))
-    monkeypatch.setattr(shared_memory, "share", lambda meters, visible: None)
     monkeypatch.setenv(VARIABLE, Options(gpus=4).to_json())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     return calls

@@ -71,7 +71,10 @@ def _of_step(scene: Scene) -> Cause | None:
         return scene.cause(
             "not_finite",
             f"in step {scene.number} of the reference there are numbers that are NaN or inf",
-            "a proof ends there: take fewer --steps, or a smaller learning rate",
+            "a proof ends there: take fewer --steps, or a smaller learning rate"
+            if scene.number > 1
+            else "look at how the model begins: layers and buffers that reset_parameters() "
+            "does not reach after to_empty() are what was in memory",
             unknown=True,
         )
     skips = _skips(scene)

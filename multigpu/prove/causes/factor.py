@@ -3,6 +3,7 @@
 import numpy as np
 
 from multigpu.prove.causes.apart import clipped_otherwise
+from multigpu.prove.causes.rows import data_parallel_rows
 from multigpu.prove.causes.scene import NEAR, SAME_DIRECTION, Cause, Scene, differ, times
 
 
@@ -72,6 +73,18 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
 
     if micro > 1 and fewer > 1 and near(ratio, 1 / fewer) and not _is_divided(scene):
         return _micro_batches(scene, said, micro, more)
+    # Ranks that share layers read the same rows.
+    groups = len(data_parallel_rows(scene))
+    peers = ranks // groups if groups and not scene.staged else 1
+    if peers > 1 and near(ratio, 1 / peers):
+        return scene.cause(
+            "divided_by_ranks",
+            f"{said}: {peers} ranks share layers and read the same rows, and something "
+            "divides by their number",
+            "count the rows or tokens of one rank of each tensor-parallel group, and do not "
+            "divide by the group's size",
+            **more,
+        )
     if near(ratio, 1 / ranks):
         if scene.step.parallel[0].gathered.get("all_gather", 0) + scene.step.parallel[
             0

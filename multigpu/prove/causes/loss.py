@@ -40,7 +40,8 @@ def batch_norm(scene: Scene) -> Cause | None:
     )
     return scene.cause(
         "batch_norm",
-        f"in step {scene.number} the ranks read the same rows as one GPU, and {which}",
+        f"in step {scene.number} the {scene.replica}s read the same rows as one GPU, and "
+        f"{which}",
         "use GroupNorm or LayerNorm, or DDP with SyncBatchNorm.convert_sync_batchnorm(model); "
         "or accept it: then this run does not compute what one GPU computes",
         parameter=norms[0].partition(" ")[2] if norms else None,

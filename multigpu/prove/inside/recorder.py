@@ -36,7 +36,7 @@ from multigpu.prove.inside.parts import (
     placed_otherwise,
     track,
 )
-from multigpu.prove.inside.rows import outputs_of, rows_of, width_of
+from multigpu.prove.inside.rows import needs_grad, outputs_of, rows_of, width_of
 from multigpu.prove.record import IN_FUNCTION, SUFFIX, Head, Loader, Step, append
 from multigpu.prove.settings import (
     DEFAULT_STEPS,
@@ -80,6 +80,8 @@ class Recorder:
         self.loader: _Loader | None = None
         self.epoch_began: int | None = None
         self.pending = _empty_step()
+        # As Step.gathered, since the last backward: what goes into no loss does not count.
+        self.gathered: dict[str, int] = {}
         self.running: list[_Running] = []
         self.steps = 0
 
@@ -99,6 +101,7 @@ class Recorder:
         """The hook before a step: record now, or after the closure that computes gradients."""
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         self.running.append(_Running(optimizer))
+        self.gathered = {}
         if not callable(given):
             self.at_step(optimizer)
             return None
@@ -250,7 +253,8 @@ class Recorder:
         try:
             rows = None
             # A loss has no parameters, and its labels are no rows.
-            if next(module.parameters(), None) is not None:
+            trained = next(module.parameters(), None) is not None
+            if trained:
                 rows = rows_of(args, kwargs)
             before = _random_states()
             result = call(module, *args, **kwargs)
@@ -258,7 +262,8 @@ class Recorder:
                 self.pending.rows.append(rows)
                 self.pending.widths.add(width_of(args, kwargs))
                 self.pending.outputs.append(outputs_of(result, len(rows)))
-            if any(
+            # What changes the data before the model, such as RandomCrop, changes rows.
+            if (trained or needs_grad(args, kwargs)) and any(
                 not torch.equal(*pair) for pair in zip(before, _random_states(), strict=True)
             ):
                 self.pending.random += _random_modules(module)
@@ -275,6 +280,9 @@ class Recorder:
         if is_loss and gradient in (None, (), [None], (None,)) and not first.is_meta:
             self.pending.losses.append(number(first) / self.loss_scale)
             self.pending.made = _made(first)
+        for kind, calls in self.gathered.items():
+            self.pending.gathered[kind] = self.pending.gathered.get(kind, 0) + calls
+        self.gathered = {}
         self.pending.backward_sync += [ddp.require_backward_grad_sync for ddp in self.ddps]
         before, self.in_backward = self.in_backward, True
         try:
@@ -785,8 +793,7 @@ def _wrap_collectives(recorder: Recorder) -> None:
                 ):
                     kind = name if torch.is_grad_enabled() else _in_function(caller, name)
                     if kind:
-                        gathered = recorder.pending.gathered
-                        gathered[kind] = gathered.get(kind, 0) + 1
+                        recorder.gathered[kind] = recorder.gathered.get(kind, 0) + 1
                 return original(*args, **kwargs)
 
             return collective

@@ -26,7 +26,7 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
     ]
     mask = next((found for found in _masks((args, kwargs))), None)
-    if not tensors or any(tensor.requires_grad for tensor in tensors):
+    if not tensors or needs_grad(args, kwargs):
         return None
     count = max(tensors, key=torch.Tensor.numel).shape[0]
     batch = [tensor for tensor in tensors if tensor.shape[0] == count]
@@ -46,6 +46,11 @@ def width_of(args: tuple, kwargs: dict[str, Any]) -> int:
     tensors = (tensor for tensor in _tensors((args, kwargs)) if tensor.dim())
     largest = max(tensors, key=torch.Tensor.numel)
     return largest.numel() // max(len(largest), 1)
+
+
+def needs_grad(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether an argument is a tensor that needs a gradient."""
+    return any(tensor.requires_grad for tensor in _tensors((args, kwargs)))
 
 
 def _masks(value: Any) -> Iterator[torch.Tensor]:

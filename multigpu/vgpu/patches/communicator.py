@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 # Seconds after which a host that waits tells the other ranks so.
 PATIENCE = 0.2
-TYPES = (
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-    torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.complex64,
-    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
-)  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -46,7 +41,7 @@ class Call(NamedTuple):
     operation  torch's name, such as "ALLREDUCE"
     number     its sequence number in the group
     numel_in   the elements that go in, and `numel_out` those that come out
-    dtype      of the tensors; None for a barrier
+    dtype      of the tensors
     sizes      that all ranks must agree on
     root       the root's rank in the group; -1 without a root
     peer       of a message: the other rank in the group; -1 for a collective
@@ -57,7 +52,7 @@ class Call(NamedTuple):
     number: int
     numel_in: int
     numel_out: int
-    dtype: torch.dtype | None
+    dtype: torch.dtype
     sizes: tuple[int, ...] = ()
     root: int = -1
     peer: int = -1
@@ -349,11 +344,10 @@ def _is_of_gloo(error: Exception) -> bool:
 
 def _encoded(name: str, call: Call) -> Tensor:
     """What all ranks of a collective must have in common, as five float64."""
-    dtype = -1 if call.dtype is None else TYPES.index(call.dtype)
     # Checksums that a float64 holds, and that are the same in each process.
-    sizes = zlib.crc32(repr(call.sizes).encode())
-    numbers = [zlib.crc32(name.encode()), len(call.sizes), sizes, dtype, call.root]
-    return torch.tensor(numbers, dtype=torch.float64)
+    texts = (name, str(call.dtype), str(call.sizes))
+    numbers = [zlib.crc32(text.encode()) for text in texts]
+    return torch.tensor([*numbers, len(call.sizes), call.root], dtype=torch.float64)
 
 
 def _check_splits(rows: list[list[float]]) -> None:

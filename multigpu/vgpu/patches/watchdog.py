@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Seconds between two looks, and how long a rank waits for the others' answers.
 INTERVAL = 0.5
 ANSWERS = 10.0
+# torch's timeout of NCCL's groups, in seconds.
+DEFAULT_TIMEOUT = 600.0
 # A process that uses this share of a core computes: nothing stands still.
 BUSY = 0.2
 # Looks over which it is measured.
@@ -206,8 +208,11 @@ class Watchdog:
             return
         now = time.monotonic()
         age = now - min(kernel.launched for kernel, _ in waiting)
+        # A program's own, shorter timeout counts as with NCCL. The default one does not while
+        # a rank computes: a CPU needs minutes for what a GPU does in a second.
         over = any(
-            now - kernel.launched > group.timeout.total_seconds() for kernel, group in waiting
+            DEFAULT_TIMEOUT > group.timeout.total_seconds() < now - kernel.launched
+            for kernel, group in waiting
         )
         if not over and age < max(self._patience, self.limit):
             return

@@ -124,15 +124,14 @@ def _classes(in_world: bool) -> tuple[type, type]:
             self._check(tensors)
             return super()._message(name, tensors, *more)
 
-    class Nccl(Group if in_world else NcclGroup):
-        """What a group of NCCL is, with a part for the CPU or without."""
-
         def gpu_identity(self) -> torch.Tensor:
             machine = running()
             index = self.device_index(machine)
             return torch.tensor(place(machine, index), dtype=torch.float64)
 
-    class ProcessGroupNCCL(Group, Nccl):
+    rules = () if in_world else (NcclGroup,)
+
+    class ProcessGroupNCCL(Group, *rules):
         """NCCL for virtual GPUs. As NCCL it refuses tensors of the CPU."""
 
         takes_host = False
@@ -177,7 +176,7 @@ def _classes(in_world: bool) -> tuple[type, type]:
         def monitored_barrier(self, *arguments: Any, **more: Any) -> None:
             self.host_gloo.monitored_barrier(*arguments, **more)
 
-    class Both(ProcessGroupGloo, Nccl):
+    class Both(ProcessGroupGloo, *rules):
         """ "cpu:gloo,cuda:nccl": gloo for tensors of the CPU, NCCL for virtual GPUs."""
 
         def _open(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:

@@ -1,0 +1,66 @@
+"""What a process records of its steps."""
+
+from pathlib import Path
+
+import pytest
+import warm
+
+from multigpu.prove import processes
+from multigpu.prove.record import Step
+from multigpu.prove.settings import Settings
+
+CLOSURE = """
+import torch
+
+layer = torch.nn.Linear(2, 1, bias=False)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+
+def closure():
+    optimizer.zero_grad()
+    loss = layer(torch.tensor([[3.0, 4.0]])).sum()
+    loss.backward()
+    return loss
+
+
+optimizer.step(closure)
+"""
+
+
+# A module that changes the data, as torchvision's RandomCrop, and one in the model.
+RANDOM = """
+import torch
+from torch import nn
+
+layer = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+x, drop = torch.ones(8, 2), nn.Dropout(0.5)
+layer({}).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.fixture
+def recorded(in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a program in one process; returns its steps."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> list[Step]:
+        (tmp_path / "program.py").write_text(text)
+        settings = Settings(str(tmp_path / "record"), steps=1)
+        one = processes.start("one", [str(warm.python()), "program.py"], settings, None)
+        processes.wait([one], 60)
+        return one.records()[0].steps
+
+    return run
+
+
+def test_gradients_are_those_that_a_closure_computes(recorded):
+    assert recorded(CLOSURE)[0].gradients[0, :2].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "names"), [("layer(drop(x))", []), ("drop(layer(x))", ["Dropout"])]
+)
+def test_a_module_that_changes_the_data_is_not_the_model(recorded, call, names):
+    assert recorded(RANDOM.replace("layer({})", call))[0].random == names
