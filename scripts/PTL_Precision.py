@@ -530,11 +530,12 @@ if __name__ == "__main__":
 # of it is computed, 2 bytes for each weight.)
 #
 # ## Time
-# A virtual GPU has a peak rate for each type (bf16 counts as fp16), and a product reaches a
-# share of it that depends on its sizes. A100 and H100 can also compute 32-bit numbers in
-# *TF32*, with ten bits of fraction: by torch's default in convolutions, and in matrix products
-# after `torch.set_float32_matmul_precision("high")`. A launch of a kernel takes as long in 16
-# bit as in 32 bit, and each cast is one more launch that reads and writes memory.
+# A virtual GPU has a peak rate for each type (bf16 counts as fp16, and on a V100 as fp32), and
+# a product reaches a share of it that depends on its sizes. A100 and H100 can also compute
+# 32-bit numbers in *TF32*, with ten bits of fraction: by torch's default in convolutions, and
+# in matrix products after `torch.set_float32_matmul_precision("high")`. A launch of a kernel
+# takes as long in 16 bit as in 32 bit, and each cast is one more launch that reads and writes
+# memory.
 
 # %% tags=["active-ipynb", "guess"]
 # # 16-mixed on an A100 at a batch of 4,096, times as fast as fp32:

@@ -23,48 +23,44 @@ from multigpu import vgpu
 from multigpu.files import write_json
 from multigpu.vgpu import GPUS, Gpu
 
-# A part of the name that torch.cuda.get_device_name gives → the preset. The first match wins.
+# Words of the name that torch.cuda.get_device_name gives → the preset. The first match wins.
 PRESETS = (
     ("A100-SXM4-80GB", "A100-80GB"),
     ("A100-SXM4-40GB", "A100-40GB"),
     ("A100-PCIE-40GB", "A100-40GB"),
     ("H100 80GB HBM3", "H100-80GB"),
     ("V100-SXM2-16GB", "V100-16GB"),
+    ("V100-SXM2-32GB", "V100-32GB"),
+    ("H200", "H200"),
+    ("GB200", "GB200"),
+    ("B200", "B200"),
+    ("T4", "T4"),
+    ("A10", "A10"),
+    ("A10G", "A10G"),
+    ("L4", "L4"),
+    ("L40S", "L40S"),
+    ("RTX 3060", "RTX3060-12GB"),
+    ("RTX 3090", "RTX3090"),
+    ("RTX 4090", "RTX4090"),
+    ("RTX 5090", "RTX5090"),
 )
-# A word of the name → the most similar preset, and the figures in which the GPU differs from
+# Words of the name → the most similar preset, and the figures in which the GPU differs from
 # it: the peaks of dense matrices in FLOP/s, and the bandwidth in bytes/s. Where a data sheet
 # gives a peak with sparsity, half of it is used.
-# H200: "NVIDIA H200 Tensor Core GPU" datasheet (2024), SXM: the peaks of H100 SXM, 4.8 TB/s.
 # H100 PCIe: "NVIDIA H100 Tensor Core GPU" datasheet (2022), PCIe: 26 / 51; TF32 756 and fp16
 #   1,513 with sparsity; 2 TB/s.
 # A100 80GB PCIe: "NVIDIA A100 Tensor Core GPU" datasheet (2021): 1,935 GB/s.
-# L40S: "NVIDIA L40S" datasheet (2023): 91.6; TF32 183 and fp16 362.05 without sparsity;
-#   864 GB/s.
-# L4: "NVIDIA L4 Tensor Core GPU" datasheet (2023): 30.3; TF32 120 and fp16 242 with sparsity;
-#   300 GB/s. A10: "NVIDIA A10 Tensor Core GPU" datasheet (2021): 31.2 / TF32 62.5 /
-#   fp16 125; 600 GB/s. fp64 is 1/64 (L40S, L4) and 1/32 (A10) of fp32.
-# V100 PCIe and 32 GB: "NVIDIA V100 Tensor Core GPU" datasheet (2020): PCIe 7 / 14 / 112.
-# T4: "NVIDIA T4" datasheet (2019): 8.1 / 65, 320 GB/s. It has no TF32 and no bfloat16 units.
+# V100 PCIe: "NVIDIA V100 Tensor Core GPU" datasheet (2020): 7 / 14 / 112.
 _H100_PCIE = {"bandwidth": 2e12, "fp64": 26e12, "fp32": 51e12, "tf32": 378e12}
-_L40S = {"bandwidth": 864e9, "fp64": 1.43e12, "fp32": 91.6e12, "tf32": 183e12}
-_L4 = {"bandwidth": 300e9, "fp64": 0.47e12, "fp32": 30.3e12, "tf32": 60e12}
-_A10 = {"bandwidth": 600e9, "fp64": 0.975e12, "fp32": 31.2e12, "tf32": 62.5e12}
 _V100_PCIE = {"fp64": 7e12, "fp32": 14e12, "tf32": 14e12, "fp16": 112e12}
-_T4 = {"bandwidth": 320e9, "fp64": 0.25e12, "fp32": 8.1e12, "tf32": 8.1e12, "fp16": 65e12}
 SHEETS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("H200", "H100-80GB", {"bandwidth": 4.8e12}),
     ("H100 PCIe", "H100-80GB", {**_H100_PCIE, "fp16": 756.5e12}),
     ("A100 80GB PCIe", "A100-80GB", {"bandwidth": 1935e9}),
-    ("L40S", "A100-40GB", {**_L40S, "fp16": 362.05e12}),
-    ("L4", "A100-40GB", {**_L4, "fp16": 121e12}),
-    ("A10", "A100-40GB", {**_A10, "fp16": 125e12}),
-    ("V100-SXM2-32GB", "V100-16GB", {}),
     ("V100-PCIE-16GB", "V100-16GB", _V100_PCIE),
-    ("V100-PCIE-32GB", "V100-16GB", _V100_PCIE),
-    ("T4", "V100-16GB", _T4),
+    ("V100-PCIE-32GB", "V100-32GB", _V100_PCIE),
 )
-# A slice of a GPU (MIG), and cards of the same name with other figures (NVL), are estimated.
-OTHER_FIGURES = ("MIG", "NVL")
+# A slice of a GPU (MIG), and cards of the same name with other figures, are estimated.
+OTHER_FIGURES = ("MIG", "NVL", "Ti", "Laptop", "4090 D", "5090 D")
 # For an unknown GPU, by its compute capability (major, minor): float32 multiply-adds, and fp16
 # multiply-adds on tensor cores, per SM and clock. NVIDIA, "CUDA C++ Programming Guide", table
 # "Throughput of Native Arithmetic Instructions" (float32), and the architectures' white papers
@@ -121,7 +117,7 @@ def simulated(properties: Any) -> tuple[Gpu, str, str]:
     name, memory = properties.name, properties.total_memory
     if not any(part in name for part in OTHER_FIGURES):
         for part, preset in PRESETS:
-            if part in name:
+            if re.search(rf"\b{part}\b", name):
                 return replace(GPUS[preset], memory=memory), preset, f"the preset {preset}"
         for part, preset, figures in SHEETS:
             if re.search(rf"\b{part}\b", name):

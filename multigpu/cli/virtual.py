@@ -31,7 +31,10 @@ def virtual(
     gpus: Annotated[
         int | None, typer.Option(help="Number of GPUs that a program sees.", show_default="2")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="The GPU's name, such as A100-80GB.")] = Options.gpu,
+    gpu: Annotated[
+        str,
+        typer.Option(help="Its name, such as A100-80GB; a file; or one for each: A10,T4."),
+    ] = Options.gpu,
     link: Annotated[
         str, typer.Option(help="Link inside a node, such as NVLink4 or PCIe4.")
     ] = Options.link,
@@ -112,6 +115,9 @@ def virtual(
         if gpus == world and between_nodes is None:
             # All ranks are on one node, and no network is between.
             gpus_per_node = None
+    models = _options.gpus_of(gpu)
+    if gpus is None and isinstance(models, tuple):
+        gpus = len(models)
     if gpus is None and (real := _command.real_gpus()):
         raise UserError(
             f"this machine has {pluralize(real, 'GPU')}, on which the program can run without "
@@ -119,7 +125,7 @@ def virtual(
         )
     options = Options(
         gpus=Options.gpus if gpus is None else gpus,
-        gpu=gpu,
+        gpu=models,
         link=link,
         gpus_per_node=gpus_per_node,
         between_nodes=between_nodes,

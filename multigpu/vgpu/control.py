@@ -1,6 +1,6 @@
 """Start virtual GPUs, read their times and memory, and stop them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -16,11 +16,11 @@ from multigpu.vgpu.sim.memory import keep_freed_memory
 from multigpu.vgpu.sim.micro_batches import number_micro_batches as number_micro_batches
 from multigpu.vgpu.sim.network import Network
 from multigpu.vgpu.sim.presets import (
-    GPUS,
     LINKS,
     NETWORKS,
     Gpu,
     Link,
+    find_gpus,
     find_preset,
     size_in_bytes,
 )
@@ -28,8 +28,8 @@ from multigpu.vgpu.sim.timeline import Timeline
 
 
 def start(
-    count: int = 2,
-    gpu: str | Gpu = "V100-16GB",
+    count: int | None = None,
+    gpu: str | Gpu | Sequence[str | Gpu] = "V100-16GB",
     link: str | Link = "NVLink2",
     memory: int | str | None = None,
     compute: bool = True,
@@ -39,8 +39,9 @@ def start(
 ) -> list[torch.device]:
     """Start `count` virtual GPUs in this process, and return their devices.
 
-    `gpu` is a name in GPUS or a Gpu, and `link` is a name in LINKS or a Link. `memory` is each
-    device's capacity, in bytes or as text ("64MiB"); the default is the capacity of `gpu`.
+    `gpu` is a name in GPUS or a Gpu, or a list with one for each device; the default `count`
+    is the list's length, otherwise 2. `link` is a name in LINKS or a Link. `memory` is each
+    device's capacity, in bytes or as text ("64MiB"); the default is the capacity of its GPU.
     With compute=False tensors have shapes but no numbers: a model of any size can then be
     placed, metered and timed. `host_factor` multiplies the time that each operation costs the
     host (sim/host.py): 2 for a host that is half as fast.
@@ -58,11 +59,14 @@ def start(
     Raises UserError for a bad argument, for an untested version of torch, and if virtual GPUs
     are already running.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 128:
+    if count is not None and (
+        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 128
+    ):
         raise UserError(
             f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
         )
-    gpu = find_preset(gpu, GPUS)
+    gpus = find_gpus(gpu, count)
+    count = len(gpus)
     between = None if between_nodes is None else find_preset(between_nodes, NETWORKS)
     network = Network(find_preset(link, LINKS), between, gpus_per_node)
     if gpus_per_node is not None and count % gpus_per_node and gpus_per_node % count:
@@ -75,7 +79,7 @@ def start(
             f"host_factor is {host_factor!r}: give a number above 0, such as 2 for a host "
             f"that is half as fast."
         )
-    capacity = gpu.memory if memory is None else size_in_bytes(memory)
+    capacity = None if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
         started = len(running_machine.meters)
         verb = "is" if started == 1 else "are"
@@ -85,7 +89,7 @@ def start(
             f"be used after that."
         )
     backend.register()
-    machine = Machine(count, gpu, network, capacity, compute, host_factor)
+    machine = Machine(gpus, network, capacity, compute, host_factor)
     if compute:
         keep_freed_memory()
     # Set before TABLE.apply(), because some rows of TABLE need the running machine.
@@ -123,8 +127,8 @@ def _end(machine: Machine) -> None:
 
 @contextmanager
 def running(
-    count: int = 2,
-    gpu: str | Gpu = "V100-16GB",
+    count: int | None = None,
+    gpu: str | Gpu | Sequence[str | Gpu] = "V100-16GB",
     link: str | Link = "NVLink2",
     memory: int | str | None = None,
     compute: bool = True,

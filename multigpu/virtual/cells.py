@@ -1,11 +1,12 @@
 """In a notebook: `multigpu.virtual_cuda()` lets the next cells use CUDA without a GPU."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.presets import size_in_bytes
+from multigpu.vgpu.sim.presets import Gpu, find_gpus, size_in_bytes
 from multigpu.virtual import face
 from multigpu.virtual.options import CLOCKS, Options
 
@@ -21,8 +22,8 @@ class Devices(list[torch.device]):
 
 
 def virtual_cuda(
-    gpus: int = 2,
-    gpu: str = "V100-16GB",
+    gpus: int | None = None,
+    gpu: str | Gpu | Sequence[str | Gpu] = "V100-16GB",
     link: str = "NVLink2",
     memory: int | str | None = None,
     gpus_per_node: int | None = None,
@@ -37,8 +38,9 @@ def virtual_cuda(
 
     Called again, it replaces the virtual GPUs by new ones, and the tensors of the old ones
     cannot be used any more; so a cell can be run twice. As a context manager it gives torch
-    back at the end of the block. The arguments are those of `multigpu virtual`; `memory` is
-    each GPU's capacity in bytes or as text ("64MiB").
+    back at the end of the block. The arguments are those of `multigpu virtual`; `gpu` can be a
+    Gpu, or a list with one for each GPU, and `memory` is each GPU's capacity in bytes or as
+    text ("64MiB"). The default number of GPUs is the list's length, otherwise 2.
 
     Returns the devices. Raises UserError for what cannot be simulated, and if the process uses
     real GPUs, or virtual ones by the name vgpu.
@@ -50,9 +52,10 @@ def virtual_cuda(
         )
     if clock not in CLOCKS:
         raise UserError(f"clock is {clock!r}: give 'real' or 'simulated'.")
+    models = gpu if isinstance(gpu, (str, Gpu)) else tuple(gpu)
     options = Options(
-        gpus,
-        gpu,
+        len(find_gpus(models, gpus)),
+        models,
         link,
         gpus_per_node,
         between_nodes,

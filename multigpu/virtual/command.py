@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -53,10 +54,12 @@ def run(words: Sequence[str], options: Options, records: Path, quiet: bool = Fal
             "once: give the file of a script."
         )
     path = os.environ.get("PYTHONPATH")
+    programs = _stand_ins(records)
     environment = os.environ | {
         _options.VARIABLE: options.to_json(),
         record.VARIABLE: str(records),
         "PYTHONPATH": os.pathsep.join([str(SITE), path] if path else [str(SITE)]),
+        "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
     }
     environments = [environment]
     if options.world is not None:
@@ -100,6 +103,21 @@ def run(words: Sequence[str], options: Options, records: Path, quiet: bool = Fal
             for process in processes:
                 process.send_signal(number)
         return _wait(processes)
+
+
+def _stand_ins(records: Path) -> Path:
+    """Write the program nvidia-smi of virtual GPUs; return its folder."""
+    folder = records / "programs"
+    folder.mkdir()
+    code = (
+        f"import sys; sys.path.insert(0, {str(SITE.parents[1])!r}); "
+        f"from multigpu.virtual import nvidia_smi; nvidia_smi.main(sys.argv[1:])"
+    )
+    words = (sys.executable, "-c", code)
+    program = folder / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o755)
+    return folder
 
 
 def _starts_ranks(command: Sequence[str]) -> bool:

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 from multigpu.errors import UserError
 
+# The machine imports torch, which the command does not need.
 if TYPE_CHECKING:
     from multigpu.vgpu.sim.machine import Machine
+
+# The figures of a Gpu that are divided if it is slow.
+RATES = ("bandwidth", "fp64", "fp32", "tf32", "fp16")
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,13 @@ class Faults:
         """Slow the GPUs and the host of the slow rank down."""
         if self.slow is None or self.slow.rank != rank:
             return
-        factor, costs = self.slow.factor, machine.costs
-        rates = ("bandwidth", "fp64", "fp32", "tf32", "fp16")
-        costs.gpu = replace(
-            costs.gpu, **{name: getattr(costs.gpu, name) / factor for name in rates}
-        )
-        costs.host_factor *= factor
-        costs.forget()
+        factor = self.slow.factor
+        for costs in machine.costs.values():
+            costs.gpu = replace(
+                costs.gpu, **{name: getattr(costs.gpu, name) / factor for name in RATES}
+            )
+            costs.host_factor *= factor
+            costs.forget()
         self.slow = None
 
     def collective(self, rank: int) -> None:

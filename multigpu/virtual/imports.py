@@ -65,8 +65,6 @@ def put_on() -> None:
 
 
 def _start() -> None:
-    from dataclasses import replace
-
     from multigpu.errors import UserError
     from multigpu.launch.room import GIB, TORCH_RANK, available_memory
     from multigpu.virtual.options import from_environment
@@ -85,7 +83,7 @@ def _start() -> None:
     from multigpu.vgpu.sim import machine
     from multigpu.virtual import face, kinds, recorder, shared_memory
 
-    face.put_on(replace(options, gpus=len(visible)))
+    face.put_on(options.seen(visible))
     if (started := machine.running()) is not None:
         shared_memory.share(started.meters, visible)
     recorder.start(visible)

@@ -8,7 +8,17 @@ from typing import Literal
 
 from multigpu.errors import UserError, did_you_mean
 from multigpu.vgpu.sim.network import Network
-from multigpu.vgpu.sim.presets import GPUS, LINKS, NETWORKS, Gpu, find_preset, size_in_bytes
+from multigpu.vgpu.sim.presets import (
+    GPUS,
+    LINKS,
+    NETWORKS,
+    Gpu,
+    Shares,
+    find_gpus,
+    models_label,
+    size_in_bytes,
+)
+from multigpu.virtual import gpu_file
 from multigpu.virtual.faults import Kill, Slow
 
 # The environment variable with the options of the run, as JSON.
@@ -24,11 +34,11 @@ class Options:
     """The virtual GPUs of a run.
 
     gpus           how many GPUs a program sees: cuda:0, cuda:1, …
-    gpu            the GPU's name, one of GPUS
+    gpu            the GPU's name, one of GPUS, or a Gpu; or one for each of the GPUs
     link           the link inside a node, one of LINKS
     gpus_per_node  the number of GPUs of a node; None: all GPUs are on one node
     between_nodes  the link between nodes, one of NETWORKS; None if there is one node
-    memory         each GPU's capacity in bytes; None: that of `gpu`
+    memory         each GPU's capacity in bytes; None: that of its model
     shapes_only    whether tensors have shapes but no numbers
     clock          which clock the program's own timing reads: "real" or "simulated"
     world          the number of ranks of which this machine runs only `ranks`; None: the
@@ -44,7 +54,7 @@ class Options:
     """
 
     gpus: int = 2
-    gpu: str = "V100-16GB"
+    gpu: str | Gpu | tuple[str | Gpu, ...] = "V100-16GB"
     link: str = "NVLink2"
     gpus_per_node: int | None = None
     between_nodes: str | None = None
@@ -64,12 +74,13 @@ class Options:
 
     def label(self) -> str:
         """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2"."""
+        models = self.models()
         if self.world is None:
-            return f"simulated: {self.gpus} × {self.gpu}, {self.network().label()}"
+            return f"simulated: {models_label(models)}, {self.network().label()}"
         which = "rank" if len(self.ranks) == 1 else "ranks"
         numbers = ", ".join(f"{rank:,}" for rank in self.ranks)
         return (
-            f"simulated: {which} {numbers} of {self.world:,} × {self.gpu}, "
+            f"simulated: {which} {numbers} of {self.world:,} × {models[0].name}, "
             f"{self.network().label()}"
         )
 
@@ -78,10 +89,18 @@ class Options:
         wishes = (self.world, self.steps, self.samples_per_step, self.tokens_per_step)
         return any(wish is not None for wish in wishes)
 
-    def preset(self) -> Gpu:
-        """The GPU to simulate."""
-        gpu = find_preset(self.gpu, GPUS)
-        return replace(gpu, shares=None) if self.peaks else gpu
+    def models(self) -> list[Gpu]:
+        """The model of each GPU."""
+        models = find_gpus(self.gpu, self.gpus)
+        return [replace(gpu, shares=None) for gpu in models] if self.peaks else models
+
+    def seen(self, visible: Sequence[int]) -> "Options":
+        """The options of a process that sees the GPUs with the numbers `visible` alone."""
+        models = find_gpus(self.gpu, self.gpus)
+        gpu = self.gpu
+        if isinstance(gpu, tuple):
+            gpu = tuple(models[number] for number in visible)
+        return replace(self, gpus=len(visible), gpu=gpu)
 
     def network(self) -> Network:
         """How the GPUs are joined."""
@@ -96,7 +115,17 @@ class Options:
     def from_json(cls, text: str) -> "Options":
         """The options of a text that `to_json` has made."""
         values = json.loads(text)
-        return cls(**values | {"ranks": tuple(values["ranks"])})
+        gpu = values["gpu"]
+        gpu = tuple(map(_gpu_of, gpu)) if isinstance(gpu, list) else _gpu_of(gpu)
+        return cls(**values | {"ranks": tuple(values["ranks"]), "gpu": gpu})
+
+
+def _gpu_of(value: str | dict) -> str | Gpu:
+    """A GPU of the options' JSON: a name, or a Gpu's fields."""
+    if isinstance(value, str):
+        return value
+    shares = value["shares"] and Shares(**value["shares"])
+    return Gpu(**value | {"shares": shares, "capability": tuple(value["capability"])})
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Options | None:
@@ -119,7 +148,15 @@ def check(options: Options) -> None:
         _check_world(options)
     if not 1 <= options.gpus <= MOST_GPUS:
         raise UserError(f"--gpus is {options.gpus}: give a number from 1 to {MOST_GPUS}.")
-    _check_name("--gpu", options.gpu, GPUS)
+    if isinstance(options.gpu, tuple):
+        named = len(options.gpu)
+        if options.world is not None:
+            raise UserError("with --world all GPUs are equal: give --gpu one name.")
+        if named != options.gpus:
+            raise UserError(
+                f"--gpu names {named} GPUs, but --gpus is {options.gpus}: give one name for "
+                f"all of them, or {options.gpus} names."
+            )
     _check_name("--link", options.link, LINKS)
     if options.between_nodes is not None:
         _check_name("--between-nodes", options.between_nodes, NETWORKS)
@@ -177,10 +214,24 @@ def ranks_of(texts: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _check_name(flag: str, name: str, table: Mapping[str, object]) -> None:
+def _check_name(flag: str, name: str, table: Mapping[str, object], hint: str = "") -> None:
     if name not in table:
-        hint = did_you_mean(name, table) or f"use one of {', '.join(table)}."
+        hint = did_you_mean(name, table) or hint or f"use one of {', '.join(table)}."
         raise UserError(f"{flag} is {name!r}: {hint}")
+
+
+def gpus_of(text: str) -> str | Gpu | tuple[str | Gpu, ...]:
+    """The GPUs of `--gpu`: a name, the file of one's own GPU, or several of both.
+
+    Raises UserError for a name that is not known, and for a file that is not right.
+    """
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not gpu_file.is_file(word):
+            hint = f"use one of {', '.join(GPUS)}, or a file (.json or .toml) with your own."
+            _check_name("--gpu", word, GPUS, hint)
+    found = tuple(gpu_file.read(word) if gpu_file.is_file(word) else word for word in words)
+    return found[0] if len(found) == 1 else found
 
 
 def memory_in_bytes(text: str) -> int:

@@ -1,8 +1,12 @@
-"""Packages whose kernels run on real GPUs only: their import raises one sentence.
+"""Packages that a run on virtual GPUs does not import as they are.
+
+The import of those whose kernels run on real GPUs only raises one sentence, and NVML's
+(pynvml, which nvidia-ml-py installs) is a stand-in if this machine has no driver.
 
 Python imports this module at its start, in every process of a run: it imports little.
 """
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -34,6 +38,8 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name == "pynvml" and self.holds() and not _has_driver():
+            return ModuleSpec(name, _Nvml())
         if name not in PACKAGES or not self.holds():
             return None
         if PathFinder.find_spec(name, path) is not None:
@@ -43,6 +49,28 @@ class Finder:
         if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
             raise ModuleNotFoundError(_sentence(name), name=name)
         return None
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+class _Nvml:
+    """Loads the stand-in of pynvml."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        from multigpu.virtual import nvml
+
+        # Not what nvml.py imports: programs write `from pynvml import *`.
+        own = {name: value for name, value in vars(nvml).items() if name[:4].lower() == "nvml"}
+        module.__dict__.update(own, __getattr__=nvml.__getattr__)
 
 
 class _Refusing:

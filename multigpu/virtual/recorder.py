@@ -134,9 +134,11 @@ class Recorder:
         with self.writing:
             self._take(machine)
             devices = self._devices(machine)
+            costs = {machine.meters[device.shown].costs for device in devices}
             flops: dict[str, float] = defaultdict(float)
-            if isinstance(machine.costs, CountingCosts):
-                for (phase, peak), count in machine.costs.flops.items():
+            # Different GPUs have no common peak to compare with.
+            if len(costs) == 1 and isinstance(one := costs.pop(), CountingCosts):
+                for (phase, peak), count in one.flops.items():
                     if phase == "forward":
                         flops[str(peak)] += count
             step = Step(

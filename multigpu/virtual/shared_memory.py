@@ -153,6 +153,42 @@ class SharedMemory:
         return row
 
 
+def table_path(folder: Path, number: int) -> Path:
+    """The table of this machine's GPU with this number."""
+    return folder / f"{machine()}.{number}{SUFFIX}"
+
+
+def read_processes(path: Path) -> list[tuple[int, int]]:
+    """The number of each process that occupies memory of the GPU, and its bytes.
+
+    This is for a process without a SharedMemory of the GPU: closing the file would release the
+    lock on its row.
+    """
+    try:
+        file = os.open(path, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)
+        table = array("q", os.pread(file, TABLE_BYTES, 0))
+        for row in range(FIRST, FIRST + 2 * table[ROWS], 2) if table else ():
+            if table[row] and _is_held(file, row):
+                found.append((table[row], table[row + 1]))
+    finally:
+        os.close(file)
+    return sorted(found)
+
+
+def _is_held(file: int, row: int) -> bool:
+    """Whether the process of a row has not ended: it holds the row's lock."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
+    except OSError:
+        return True
+    return False
+
+
 class Shared(NamedTuple):
     """What the processes of a run had of a GPU: the most bytes, and the most processes, at
     the same time.
@@ -177,10 +213,11 @@ def share(meters: list["Meter"], visible: list[int]) -> None:
     `visible` are the numbers of the GPUs on this machine, in the order of `meters`.
     """
     folder = os.environ.get(VARIABLE)
-    if not folder:
-        return
     for meter, number in zip(meters, visible, strict=True):
-        meter.shared = SharedMemory(Path(folder) / f"{machine()}.{number}{SUFFIX}", meter)
+        meter.number = number
+        if not folder:
+            continue
+        meter.shared = SharedMemory(table_path(Path(folder), number), meter)
 
 
 def read_shared(folder: Path) -> dict[tuple[str, int], Shared]:

@@ -39,6 +39,10 @@ def watch(most: int | None) -> None:
     After `most` steps the program ends with exit code 0; None lets it end by itself.
     """
     current = machine.current()
-    costs = current.costs
-    current.costs = CountingCosts(costs.gpu, costs.host_factor, current.clock)
+    current.set_costs(
+        {
+            gpu: CountingCosts(costs.gpu, costs.host_factor, current.clock)
+            for gpu, costs in current.costs.items()
+        }
+    )
     register_optimizer_step_post_hook(_Steps(most))

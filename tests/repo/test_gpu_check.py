@@ -254,9 +254,12 @@ def test_a_card_is_simulated_by_a_preset_a_sheet_or_an_estimate():
     gpu, preset, source = card.simulated(properties("NVIDIA A100-SXM4-80GB"))
     assert (gpu.fp16, gpu.memory, preset) == (312e12, 150_000_000_000, "A100-80GB")
     assert "preset" in source
-    gpu, _, source = card.simulated(properties("NVIDIA H200"))
-    assert (gpu.name, gpu.bandwidth, gpu.fp16) == ("NVIDIA H200", 4.8e12, 989.5e12)
+    assert card.simulated(properties("NVIDIA A10G"))[1] == "A10G"
+    gpu, _, source = card.simulated(properties("NVIDIA H100 PCIe"))
+    assert (gpu.name, gpu.bandwidth, gpu.fp16) == ("NVIDIA H100 PCIe", 2e12, 756.5e12)
     assert "data sheet" in source
+    gpu, preset, _ = card.simulated(properties("NVIDIA H200"))
+    assert preset == "H200"
     for name in ("NVIDIA H200 MIG 1g.18gb", "NVIDIA H200 NVL", "NVIDIA GH200", "a new one"):
         assert "estimate" in card.simulated(properties(name))[2]
     # H200's own figures from its units and clocks: the data sheet's, to 15%.

@@ -275,10 +275,13 @@ def test_presets():
     }  # fmt: skip
     own = [name for name, link in NETWORKS.items() if link.adapter == "gpu"]
     assert own == ["HDR200", "NDR400"]
-    nvlinks = [LINKS[name].nccl.bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")]
-    assert nvlinks == [6 * 20e9, 12 * 20e9, pytest.approx(18 * 20.6e9)]
+    nvlinks = [LINKS[name].nccl.bandwidth for name in ("NVLink2", "NVLink3")]
+    assert nvlinks == [6 * 20e9, 12 * 20e9]
+    nvlinks = [LINKS[name].nccl.bandwidth for name in ("NVLink4", "NVLink5")]
+    assert nvlinks == pytest.approx([18 * 20.6e9, 18 * 40.1e9])
     pcie = [LINKS[name].nccl.bandwidth for name in ("PCIe3", "PCIe4", "PCIe5")]
     assert pcie == [12e9, 24e9, 48e9]
-    for link in LINKS.values():
+    # NVLink-C2C joins a GPU with its host.
+    for link in (link for link in LINKS.values() if link.name != "NVLink-C2C"):
         assert link.nccl.bandwidth <= link.bandwidth
         assert link.nccl.ring[2] == link.latency

@@ -140,7 +140,7 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
         (["nowhere/x.py"], "there is no script nowhere/x.py: give the path of one"),
         (["--gpuz", "3", "program.py"], "--gpuz is no flag of `multigpu virtual`"),
         (["--gpus", "0", "program.py"], "--gpus is 0: give a number from 1 to 128"),
-        (["--gpu", "V100", "program.py"], "--gpu is 'V100': did you mean 'V100-16GB'"),
+        (["--gpu", "V100", "program.py"], "--gpu is 'V100': did you mean 'V100-"),
         (["--link", "x", "program.py"], "--link is 'x': use one of PCIe3, "),
         (["--memory", "3x", "program.py"], "--memory is '3x': give bytes, or a size"),
         (["--clock", "fast", "program.py"], "--clock is 'fast': give real or simulated"),

@@ -9,6 +9,7 @@ from torch.nn.parallel import comm
 
 from multigpu.errors import UserError
 from multigpu.vgpu.sim.workspace import workspace_bytes
+from multigpu.virtual.nvml import NVMLError_NotSupported
 
 MIB = 2**20
 
@@ -233,7 +234,7 @@ def test_graphs_are_refused_with_a_sentence(cuda):
 
 
 def test_what_is_not_simulated_says_so(cuda):
-    with pytest.raises(UserError, match="leave the call out"):
+    with pytest.raises(NVMLError_NotSupported, match="leave the call out"):
         torch.cuda.temperature()
 
 

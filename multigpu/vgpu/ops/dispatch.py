@@ -163,7 +163,7 @@ def execute(
     # The host alone makes a view, and an empty tensor. The device has work only if a kernel
     # writes new or existing memory.
     if not info.empty and (allocations_before != meter.num_allocations or info.writes):
-        costs = machine.costs.seconds(func, payloads, kwargs, tensors, out)
+        costs = meter.costs.seconds(func, payloads, kwargs, tensors, out)
         clock.compute(meter.index, info.name, *costs)
         if clock.num_backwards:
             clock.note_gradients(_virtual_tensors(result))
@@ -333,7 +333,7 @@ def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Met
             info, "it returns several tensors and has no virtual tensor as an argument"
         )
     if not info.empty:
-        costs = meter.machine.costs.seconds(func, args, kwargs, [], out)
+        costs = meter.costs.seconds(func, args, kwargs, [], out)
         meter.machine.clock.compute(meter.index, info.name, *costs)
     return wrap_new(out, meter)
 

@@ -134,7 +134,7 @@ def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
         raise stopped_error(rows)
     payloads = [rows._payload, *args[1:]]
     data, sizes = func(*payloads)
-    costs = meter.machine.costs.seconds(func, payloads, kwargs, [rows], data)
+    costs = meter.costs.seconds(func, payloads, kwargs, [rows], data)
     meter.machine.clock.compute(meter.index, "_pack_padded_sequence", *costs)
     return wrap_new(data, meter), sizes
 

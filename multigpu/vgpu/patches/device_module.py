@@ -211,9 +211,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether the device computes in bfloat16.
+    """Whether the current device computes in bfloat16.
 
     A GPU without bfloat16 units emulates them. As in torch.cuda, emulation counts unless
     including_emulation is False.
     """
-    return including_emulation or _machine.current().gpu.bf16
+    return including_emulation or _meter(None).gpu.bf16

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from multigpu.vgpu.patches.device_index import Device, index_of, meter_of
 
+# The threads of a multiprocessor by compute capability, where they are not 2048.
+THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+
 
 @dataclass(frozen=True)
 class DeviceProperties:
@@ -14,26 +17,30 @@ class DeviceProperties:
     minor: int
     total_memory: int
     multi_processor_count: int
+    max_threads_per_multi_processor: int
     warp_size: int = 32
-    max_threads_per_multi_processor: int = 2048
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
 
 
 def get_device_name(device: Device = None) -> str:
     """The preset's name, marked as virtual: "V100-16GB (virtual)"."""
-    return f"{meter_of(device).machine.gpu.name} (virtual)"
+    return f"{meter_of(device).gpu.name} (virtual)"
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
     """The compute capability of the preset: (8, 0) for an A100."""
-    return meter_of(device).machine.gpu.capability
+    return meter_of(device).gpu.capability
 
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
-    """The device's properties; a Gpu without shares has one multiprocessor."""
+    """The device's properties; a Gpu without shares has one multiprocessor.
+
+    Threads per multiprocessor: CUDA C++ Programming Guide, table "Technical Specifications per
+    Compute Capability".
+    """
     meter = meter_of(device)
-    gpu = meter.machine.gpu
+    gpu = meter.gpu
     major, minor = gpu.capability
     return DeviceProperties(
         name=get_device_name(device),
@@ -41,6 +48,7 @@ def get_device_properties(device: Device = None) -> DeviceProperties:
         minor=minor,
         total_memory=meter.capacity,
         multi_processor_count=gpu.shares.sms if gpu.shares else 1,
+        max_threads_per_multi_processor=THREADS.get(gpu.capability, 2048),
     )
 
 

@@ -46,13 +46,13 @@ _graph_task = torch._C._current_graph_task_id
 class Clock:
     """The simulated times of one machine, in seconds since vgpu.start.
 
-    `nodes` has each device's node.
+    `gpus` are the devices' models, and `nodes` their nodes.
     """
 
-    def __init__(self, gpu: Gpu, network: Network, nodes: list[int]):
+    def __init__(self, gpus: list[Gpu], network: Network, nodes: list[int]):
         self.network = network
         self.nodes = nodes
-        self.host_link = LINKS[gpu.host]
+        self.host_links = [LINKS[gpu.host] for gpu in gpus]
         # The streams of each device, by their number.
         self.streams = [{DEFAULT: StreamClock(index)} for index in range(len(nodes))]
         # How many streams a program has made, by (device, priority).
@@ -191,11 +191,11 @@ class Clock:
         """
         host = self.host_thread()
         pair = (source, destination)
-        if HOST in pair:
-            link = self.host_link
+        device, peer = pair if source != HOST else (destination, HOST)
+        if peer == HOST:
+            link = self.host_links[device]
         else:
             link = self.network.path(self.nodes[source], self.nodes[destination])
-        device, peer = pair if source != HOST else (destination, HOST)
         launched = host.launch(device, _graph_task())
         streams = [host.stream(place) for place in pair if place != HOST]
         ready = max(launched, *(stream.free_at for stream in streams))

@@ -5,7 +5,7 @@ At most one machine runs in a process, and this module holds it.
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from multigpu.vgpu.sim.clock import Clock
 from multigpu.vgpu.sim.cost import Costs
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.network import Network
-from multigpu.vgpu.sim.presets import Gpu
+from multigpu.vgpu.sim.presets import Gpu, models_label
 
 _Generator = torch._C.Generator
 
@@ -36,28 +36,31 @@ class NotRunning(UserError, RuntimeError):
 
 
 class Machine:
-    """`count` virtual GPUs from vgpu.start to vgpu.stop, each with `memory` bytes.
+    """Virtual GPUs from vgpu.start to vgpu.stop: one for each model in `gpus`.
 
-    With compute=False payloads are shapes (device "meta"); otherwise they are on the CPU.
+    Each has `memory` bytes, or its model's if that is None. `costs` are the times of each
+    model's operations. With compute=False payloads are shapes (device "meta"); otherwise they
+    are on the CPU.
     """
 
     def __init__(
         self,
-        count: int,
-        gpu: Gpu,
+        gpus: list[Gpu],
         network: Network,
-        memory: int,
+        memory: int | None,
         compute: bool,
         host_factor: float = 1.0,
     ):
-        self.gpu = gpu
         self.network = network
         self.compute = compute
-        self.meters = [Meter(self, index, memory) for index in range(count)]
+        self.meters = [
+            Meter(self, index, gpu, gpu.memory if memory is None else memory)
+            for index, gpu in enumerate(gpus)
+        ]
+        self.set_costs({gpu: Costs(gpu, host_factor) for gpu in gpus})
         self.devices = [meter.device for meter in self.meters]
-        nodes = [self.node(index) for index in range(count)]
-        self.clock = Clock(gpu, network, nodes)
-        self.costs = Costs(gpu, host_factor)
+        nodes = [self.node(index) for index in range(len(gpus))]
+        self.clock = Clock(gpus, network, nodes)
         self.payload_device = torch.device("cpu" if compute else "meta")
         self.process = os.getpid()
         # As on CUDA, each device has a generator. vgpu.start sets them (ops/generator.py).
@@ -69,7 +72,14 @@ class Machine:
 
     def label(self) -> str:
         """The label of every simulated time: "simulated: 2 × V100-16GB, NVLink2"."""
-        return f"simulated: {len(self.meters)} × {self.gpu.name}, {self.network.label()}"
+        models = models_label([meter.gpu for meter in self.meters])
+        return f"simulated: {models}, {self.network.label()}"
+
+    def set_costs(self, costs: Mapping[Gpu, Costs]) -> None:
+        """Let the operations take the times of `costs` from now on."""
+        self.costs = dict(costs)
+        for meter in self.meters:
+            meter.costs = self.costs[meter.gpu]
 
     def node(self, index: int, rank: int = 0) -> int:
         """The node of device `index` of the process with this rank; 0 without nodes.

@@ -19,10 +19,11 @@ from multigpu.launch.room import available_memory
 from multigpu.vgpu.sim import contents, names
 from multigpu.vgpu.sim.allocator import Allocator, Chunk
 from multigpu.vgpu.sim.host_thread import NO_BACKWARD
-from multigpu.vgpu.sim.presets import format_bytes
+from multigpu.vgpu.sim.presets import Gpu, format_bytes
 from multigpu.vgpu.sim.workspace import workspace_bytes
 
 if TYPE_CHECKING:
+    from multigpu.vgpu.sim.cost import Costs
     from multigpu.vgpu.sim.machine import Machine
     from multigpu.virtual.shared_memory import SharedMemory
 
@@ -38,14 +39,20 @@ ACCUMULATED = ("bytes allocated", "bytes freed", "allocations", "frees")
 
 
 class Meter:
-    """The memory of one device of `machine`, in bytes.
+    """One device of `machine`: its model `gpu`, and its memory, in bytes.
 
-    `device` is the device as programs see it, and `inner` the same for torch's C++ code.
+    `costs` are the times of its operations. `device` is the device as programs see it, and
+    `inner` the same for torch's C++ code.
     """
 
-    def __init__(self, machine: "Machine", index: int, capacity: int):
+    costs: "Costs"
+
+    def __init__(self, machine: "Machine", index: int, gpu: Gpu, capacity: int):
         self.machine = machine
         self.index = index
+        self.gpu = gpu
+        # Its number on the machine: another one if CUDA_VISIBLE_DEVICES hides GPUs.
+        self.number = index
         self.capacity = capacity
         self.inner = torch.device(names.INNER, index)
         self.device = names.show(self.inner)
@@ -223,7 +230,7 @@ class Meter:
 
     def add_workspace(self, key: tuple[bool, int]) -> None:
         """Allocate a workspace of cuBLAS. Raises torch.OutOfMemoryError if it does not fit."""
-        block = Block(self, -1, workspace_bytes(self.machine.gpu.capability))
+        block = Block(self, -1, workspace_bytes(self.gpu.capability))
         block.mark(contents.WORKSPACES)
         self.workspaces[key] = block
 

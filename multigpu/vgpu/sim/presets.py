@@ -5,7 +5,10 @@ share of a peak a kernel can reach is in a GPU's Shares. Capacities are binary (
 "16GB"), as in CUDA's reports.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import groupby
 from typing import Literal, TypeVar
 
 from multigpu.errors import UserError
@@ -64,10 +67,10 @@ class Gpu:
     float32, which PyTorch computes on TF32 units by default if the GPU has such units, and
     of matrix products for which the program allows it (tf32.py). `fp64` is the peak of
     CUDA cores; products in float64 on tensor cores (A100, H100) are up to twice as fast.
-    `fp16` is the peak of float16 and bfloat16 on tensor cores. `host` names the link to
-    the host, one of LINKS. `bf16` is False for a GPU without bfloat16 units. `shares` says
-    what part of the peaks is reached; a GPU without shares reaches all of them (the
-    roofline model). `capability` is NVIDIA's compute capability.
+    `fp16` is the peak of float16 on tensor cores, and of bfloat16 if `bf16` is True. A GPU
+    without bfloat16 units computes it as float32 (cost.py). `host` names the link to the
+    host, one of LINKS. `shares` says what part of the peaks is reached; a GPU without shares
+    reaches all of them (the roofline model). `capability` is NVIDIA's compute capability.
     """
 
     name: str
@@ -126,17 +129,40 @@ class Link:
         return replace(self, bandwidth=self.bandwidth / parts, nccl=nccl)
 
 
+# Figures, from NVIDIA's datasheets and white papers unless said. Where one gives a peak with
+# sparsity, half of it is used.
 # V100: "NVIDIA V100 Tensor Core GPU" datasheet (2020), column SXM2: 7.8 TFLOPS double, 15.7
 #   single, 125 tensor (fp16), HBM2 900 GB/s, PCIe 3. It has no TF32 and no bfloat16 units.
-#   In the simulation an operation in bfloat16 takes the same time as in fp16.
+# T4: "NVIDIA T4" datasheet (2019): 8.1 / fp16 65, 320 GB/s, PCIe 3. No TF32, no bfloat16.
 # A100: "NVIDIA A100 Tensor Core GPU" datasheet (2021), SXM4: 9.7 / 19.5 / TF32 156 / 312,
 #   1,555 GB/s (40 GB) and 2,039 GB/s (80 GB), PCIe 4.
+# A10: "NVIDIA A10 Tensor Core GPU" datasheet (2021): 31.2 / TF32 62.5 / 125, 600 GB/s. A10G:
+#   "NVIDIA A10G" datasheet (2022; AWS alone has it): 35 / TF32 35 / 70, 600 GB/s.
+# L4: "NVIDIA L4 Tensor Core GPU" datasheet (2023): 30.3; TF32 120 and fp16 242 with sparsity;
+#   300 GB/s. L40S: "NVIDIA L40S" datasheet (2023): 91.6 / TF32 183 / 362.05, 864 GB/s.
+# RTX3090: "NVIDIA Ampere GA102 GPU Architecture" (2020): 35.6 / TF32 35.6 / 71, 936 GB/s.
+#   RTX3060-12GB: NVIDIA's product page: 3,584 cores at 1.78 GHz, so 12.7, and 360 GB/s; its
+#   SMs are those of GA102, so TF32 12.7 and 25.5.
+# RTX4090: "NVIDIA Ada GPU Architecture" (2022): 82.6 / TF32 82.6 / 165.2, 1,008 GB/s.
+# RTX5090: "NVIDIA RTX Blackwell GPU Architecture" (2025): 104.8 / TF32 104.8 / 209.5,
+#   1,792 GB/s, PCIe 5. The fp16 of GeForce cards is that with sums in float32, as cuBLAS adds:
+#   it is half of that with sums in float16, which other cards do not have.
+# fp64: 1/32 of fp32 (T4: "NVIDIA Turing GPU Architecture"), 1/64 (GA102's and later papers,
+#   for A10, A10G, L4, L40S and the GeForce cards).
 # H100: "NVIDIA H100 Tensor Core GPU" datasheet (2023), SXM5: 34 / 67; TF32 989 and fp16 1,979
-#   are figures with sparsity, so half of each is used below; 3.35 TB/s, PCIe 5.
+#   with sparsity; 3.35 TB/s, PCIe 5. H200: "NVIDIA H200 Tensor Core GPU" datasheet (2024),
+#   SXM: H100's peaks, 141 GB, 4.8 TB/s.
+# B200: "NVIDIA Blackwell Architecture Technical Brief" (2024), HGX B200: 40 / 80; TF32 2,200
+#   and fp16 4,500 with sparsity; 8 TB/s, PCIe 5. 180 GB: NVIDIA DGX B200 datasheet (1,440 GB
+#   of eight).
+# GB200, each of its GPUs: "NVIDIA GB200 NVL72" datasheet (2024), a 72nd of the rack's figures:
+#   40 / 80; TF32 2,500 and fp16 5,000 with sparsity; 13.4 TB in all, 8 TB/s. Its link to the
+#   host is NVLink-C2C.
 #
 # Shares, in the order of the fields. None of them was fitted to a row of
 # benchmarks/vgpu_fidelity.json or to a configuration of vtrain.csv with more than 2 GPUs.
-# sms: NVIDIA's architecture white papers, V100 (80), A100 (108) and H100 SXM5 (132).
+# sms: NVIDIA's architecture white papers, or a datasheet's cores, 64 (T4) or 128 for each SM;
+#   for A10G, B200 and GB200 what torch.cuda.get_device_properties reports.
 # tensor: V100: 83 of 112.7 TFLOP/s, Markidis et al., "NVIDIA Tensor Core Programmability,
 #   Performance & Precision" (arXiv 1803.04014). A100: 271.2 of 312; H100: 794.5 of 989,
 #   Bekman, "Machine Learning Engineering" (github.com/stas00/ml-engineering,
@@ -159,8 +185,11 @@ class Link:
 #   configurations of vtrain.csv with 2 GPUs (benchmarks/vtrain.py).
 # ramp: about 1,000 cycles for a load that misses all caches (Jia et al.) at the start and as
 #   much at the end, at 1.4 GHz.
-_V100 = Shares(
-    sms=80,
+# Other GPUs, all assumed: T4 has V100's shares; A10, A10G, L4, L40S and the GeForce cards have
+#   A100's, because their tensor cores have its instruction, mma.sync; H200, B200 and GB200
+#   have H100's.
+_V100 = partial(
+    Shares,
     tensor=0.74,
     tf32=0.74,
     simt=0.85,
@@ -170,8 +199,8 @@ _V100 = Shares(
     memory=0.60,
     ramp=1.5e-6,
 )
-_A100 = Shares(
-    sms=108,
+_A100 = partial(
+    Shares,
     tensor=0.869,
     tf32=0.66,
     simt=0.91,
@@ -181,8 +210,8 @@ _A100 = Shares(
     memory=0.65,
     ramp=1.5e-6,
 )
-_H100 = Shares(
-    sms=132,
+_H100 = partial(
+    Shares,
     tensor=0.803,
     tf32=0.86,
     simt=0.91,
@@ -192,62 +221,55 @@ _H100 = Shares(
     memory=0.60,
     ramp=1.5e-6,
 )
+
+
+def _gpu(
+    name: str,
+    gib: int,
+    bandwidth: float,
+    fp64: float,
+    fp32: float,
+    tf32: float,
+    fp16: float,
+    host: str,
+    capability: tuple[int, int],
+    sms: int,
+    shares: Callable[..., Shares],
+) -> Gpu:
+    """A row of the table: memory in GiB, bandwidth in GB/s, peaks in TFLOP/s."""
+    peaks = (peak * 1e12 for peak in (fp64, fp32, tf32, fp16))
+    has_bf16 = capability >= (8, 0)
+    size, rate = gib * GIB, bandwidth * 1e9
+    return Gpu(name, size, rate, *peaks, host, has_bf16, shares(sms=sms), capability)
+
+
 _GPUS = (
-    Gpu(
-        name="V100-16GB",
-        memory=16 * GIB,
-        bandwidth=900e9,
-        fp64=7.8e12,
-        fp32=15.7e12,
-        tf32=15.7e12,
-        fp16=125e12,
-        host="PCIe3",
-        bf16=False,
-        shares=_V100,
-        capability=(7, 0),
-    ),
-    Gpu(
-        name="A100-40GB",
-        memory=40 * GIB,
-        bandwidth=1555e9,
-        fp64=9.7e12,
-        fp32=19.5e12,
-        tf32=156e12,
-        fp16=312e12,
-        host="PCIe4",
-        shares=_A100,
-    ),
-    Gpu(
-        name="A100-80GB",
-        memory=80 * GIB,
-        bandwidth=2039e9,
-        fp64=9.7e12,
-        fp32=19.5e12,
-        tf32=156e12,
-        fp16=312e12,
-        host="PCIe4",
-        shares=_A100,
-    ),
-    Gpu(
-        name="H100-80GB",
-        memory=80 * GIB,
-        bandwidth=3350e9,
-        fp64=34e12,
-        fp32=67e12,
-        tf32=494.5e12,
-        fp16=989.5e12,
-        host="PCIe5",
-        shares=_H100,
-        capability=(9, 0),
-    ),
+    # name, GiB, GB/s; TFLOP/s: fp64, fp32, tf32, fp16; host, capability, SMs, shares
+    _gpu("V100-16GB", 16, 900, 7.8, 15.7, 15.7, 125, "PCIe3", (7, 0), 80, _V100),
+    _gpu("V100-32GB", 32, 900, 7.8, 15.7, 15.7, 125, "PCIe3", (7, 0), 80, _V100),
+    _gpu("T4", 16, 320, 8.1 / 32, 8.1, 8.1, 65, "PCIe3", (7, 5), 40, _V100),
+    _gpu("A100-40GB", 40, 1555, 9.7, 19.5, 156, 312, "PCIe4", (8, 0), 108, _A100),
+    _gpu("A100-80GB", 80, 2039, 9.7, 19.5, 156, 312, "PCIe4", (8, 0), 108, _A100),
+    _gpu("A10", 24, 600, 31.2 / 64, 31.2, 62.5, 125, "PCIe4", (8, 6), 72, _A100),
+    _gpu("A10G", 24, 600, 35 / 64, 35, 35, 70, "PCIe4", (8, 6), 80, _A100),
+    _gpu("L4", 24, 300, 30.3 / 64, 30.3, 60, 121, "PCIe4", (8, 9), 58, _A100),
+    _gpu("L40S", 48, 864, 91.6 / 64, 91.6, 183, 362.05, "PCIe4", (8, 9), 142, _A100),
+    _gpu("RTX3060-12GB", 12, 360, 12.7 / 64, 12.7, 12.7, 25.5, "PCIe4", (8, 6), 28, _A100),
+    _gpu("RTX3090", 24, 936, 35.6 / 64, 35.6, 35.6, 71, "PCIe4", (8, 6), 82, _A100),
+    _gpu("RTX4090", 24, 1008, 82.6 / 64, 82.6, 82.6, 165.2, "PCIe4", (8, 9), 128, _A100),
+    _gpu("RTX5090", 32, 1792, 104.8 / 64, 104.8, 104.8, 209.5, "PCIe5", (12, 0), 170, _A100),
+    _gpu("H100-80GB", 80, 3350, 34, 67, 494.5, 989.5, "PCIe5", (9, 0), 132, _H100),
+    _gpu("H200", 141, 4800, 34, 67, 494.5, 989.5, "PCIe5", (9, 0), 132, _H100),
+    _gpu("B200", 180, 8000, 40, 80, 1100, 2250, "PCIe5", (10, 0), 148, _H100),
+    _gpu("GB200", 186, 8000, 40, 80, 1250, 2500, "NVLink-C2C", (10, 0), 152, _H100),
 )
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 # Bandwidths, each direction:
 # PCIe, 16 lanes: 8, 16 and 32 GT/s per lane with 128b/130b coding (PCI-SIG, base
 #   specifications 3.0, 4.0 and 5.0): 15.75, 31.5 and 63 GB/s.
-# NVLink: NVIDIA's datasheets give both directions together, 300 GB/s (V100), 600 (A100) and
-#   900 (H100); each direction has half of that.
+# NVLink: NVIDIA's datasheets give both directions together, 300 GB/s (V100), 600 (A100),
+#   900 (H100), 1,800 (B200), and 900 for NVLink-C2C (GB200); each direction has half of that.
 # InfiniBand, 4 lanes: HDR 200 Gb/s, NDR 400 Gb/s (InfiniBand Trade Association, "InfiniBand
 #   Roadmap"). Each GPU has its own adapter: NVIDIA DGX A100 and DGX H100 datasheets, eight
 #   adapters for eight GPUs.
@@ -258,15 +280,16 @@ GPUS = {gpu.name: gpu for gpu in _GPUS}
 # src/graph/tuning.cc: ncclTunerConstantsDefaults has the latencies (hwLatencies) and LL's
 #   limits (llMaxBws, one node); ncclTopoTuneModel turns LL128 off over PCIe;
 #   ncclTopoGetAlgoTime has the plateau (1.9 for V100, 1.4 for later GPUs).
-# src/graph/topo.h: NVLink's bandwidth per lane, 20 GB/s (V100: 6 lanes, A100: 12 lanes) and
-#   20.6 (H100: 18 lanes). src/graph/topo.cc: PCIe, 16 lanes of 6, 12 and 24 Gb/s; networks,
-#   the speed that the adapter reports. NCCL adds nothing for TCP (net_socket.cc: latency "Not
-#   set"), so the times over Ethernet are those of a fast network card.
+# src/graph/topo.h: NVLink's bandwidth per lane, 20 GB/s (V100: 6 lanes, A100: 12 lanes), 20.6
+#   (H100: 18 lanes) and 40.1 (B200: 18 lanes). src/graph/topo.cc: PCIe, 16 lanes of 6, 12 and
+#   24 Gb/s; networks, the speed that the adapter reports. NCCL adds nothing for TCP
+#   (net_socket.cc: latency "Not set"), so the times over Ethernet are those of a fast network
+#   card.
 # `latency` is that of a ring's step with the protocol Simple.
 _NVLINK = {"ring": (0.6e-6, 1.9e-6, 3.4e-6), "tree": (0.6e-6, 1.25e-6, 4e-6), "ll128": True}
 _PCIE = {"ring": (1e-6, 2.5e-6, 5.7e-6), "tree": (1e-6, 1.9e-6, 4e-6), "ll128": False}
 _NETWORK = {"ring": (2.7e-6, 4e-6, 14e-6), "tree": (5e-6, 8.5e-6, 14e-6)}
-_VOLTA, _AMPERE, _HOPPER = 39e9, 87.7e9, 141e9
+_VOLTA, _AMPERE, _HOPPER, _BLACKWELL = 39e9, 87.7e9, 141e9, 282e9
 
 
 def _network(
@@ -288,6 +311,8 @@ _LINKS = (
     ),
     Link("NVLink3", 300e9, 3.4e-6, nccl=Nccl(240e9, **_NVLINK, ll_bandwidth=_AMPERE)),
     Link("NVLink4", 450e9, 3.4e-6, nccl=Nccl(370.8e9, **_NVLINK, ll_bandwidth=_HOPPER)),
+    Link("NVLink5", 900e9, 3.4e-6, nccl=Nccl(721.8e9, **_NVLINK, ll_bandwidth=_BLACKWELL)),
+    Link("NVLink-C2C", 450e9, 3.4e-6),
     _network("HDR200", 25e9, adapter="gpu", ll128=True),
     _network("NDR400", 50e9, adapter="gpu", ll128=True),
     _network("RoCE100", 12.5e9, adapter="node", ll128=True),
@@ -306,6 +331,26 @@ LAUNCH_OVERHEAD = 10e-6
 KERNEL_OVERHEAD = 2e-6
 
 Kind = TypeVar("Kind", Gpu, Link)
+
+
+def find_gpus(what: str | Gpu | Sequence[str | Gpu], count: int | None = None) -> list[Gpu]:
+    """`count` GPUs: all are `what`, or `what` names each of them. The default count is 2.
+
+    Raises UserError for an unknown name, and if `what` names another number of GPUs.
+    """
+    if not isinstance(what, (list, tuple)):
+        return [find_preset(what, GPUS)] * (2 if count is None else count)
+    models = [find_preset(one, GPUS) for one in what]
+    if not models or count not in (None, len(models)):
+        wanted = "at least one" if count is None else f"one name for all, or {count}"
+        raise UserError(f"{len(models)} GPUs are named: give {wanted}.")
+    return models
+
+
+def models_label(models: Sequence[Gpu]) -> str:
+    """The GPUs for a label: "2 × V100-16GB", or "1 × A100-80GB + 1 × T4"."""
+    groups = (list(group) for _, group in groupby(models, key=lambda gpu: gpu.name))
+    return " + ".join(f"{len(group)} × {group[0].name}" for group in groups)
 
 
 def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:

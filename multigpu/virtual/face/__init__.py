@@ -99,7 +99,7 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     try:
         started = vgpu.start(
             options.gpus,
-            options.preset(),
+            options.models(),
             options.link,
             options.memory,
             compute=not options.shapes_only,

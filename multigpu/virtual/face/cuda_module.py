@@ -12,8 +12,9 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.vgpu.ops.storage import locate
-from multigpu.vgpu.patches import nvtx, properties, streams
+from multigpu.vgpu.patches import nvtx, streams
 from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.virtual import nvml
 from multigpu.virtual.face import driver
 from multigpu.virtual.face.devices import inner
 
@@ -131,49 +132,10 @@ def _call_now(original: Callable) -> Callable:
     return lambda function, **more: function()
 
 
-def _memory_usage(original: Callable) -> Callable:
-    def memory_usage(device: Any = None) -> int:
-        """Percent of the GPU's memory that its processes occupy."""
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        free, total = driver.memory_info(index)
-        return round(100 * (total - free) / total)
-
-    return memory_usage
-
-
-def _device_memory_used(original: Callable) -> Callable:
-    def device_memory_used(device: Any = None) -> int:
-        """Bytes of the GPU's memory that its processes occupy."""
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        free, total = driver.memory_info(index)
-        return total - free
-
-    return device_memory_used
-
-
-def _list_gpu_processes(original: Callable) -> Callable:
-    def list_gpu_processes(device: Any = None) -> str:
-        """The GPU's processes and their memory, in torch's words."""
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        lines = [f"GPU:{index}"]
-        for number, nbytes in driver.meter_at(index).processes():
-            lines.append(f"process {number:>10d} uses {nbytes / 2**20:>12.3f} MB GPU memory")
-        return "\n".join(lines)
-
-    return list_gpu_processes
-
-
-def _not_simulated(name: str) -> Callable[[Callable], Callable]:
-    def make(original: Callable) -> Callable:
-        def function(device: Any = None) -> int:
-            raise UserError(
-                f"torch.cuda.{name} has no value on a virtual GPU, whose numbers, memory and "
-                f"time are simulated and nothing else: leave the call out."
-            )
-
-        return function
-
-    return make
+def _nvml_index(device: Any) -> int:
+    """NVML's number of a GPU, which CUDA_VISIBLE_DEVICES does not change."""
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    return driver.meter_at(index).number
 
 
 def _storage_cuda(original: Callable) -> Callable:
@@ -236,17 +198,12 @@ ROWS: tuple[Row, ...] = (
         for owner in ("torch.cuda", "torch.cuda.memory", "torch.cuda.random")
     ),
     *(
-        _row(owner, name, make, _NO_LIBRARY)
-        for owner, name, make in (
-            ("torch.cuda", "utilization", _becomes(properties.utilization)),
-            ("torch.cuda", "memory_usage", _memory_usage),
-            ("torch.cuda", "device_memory_used", _device_memory_used),
-            ("torch.cuda", "temperature", _not_simulated("temperature")),
-            ("torch.cuda", "power_draw", _not_simulated("power_draw")),
-            ("torch.cuda", "clock_rate", _not_simulated("clock_rate")),
-            ("torch.cuda", "list_gpu_processes", _list_gpu_processes),
-            ("torch.cuda.memory", "list_gpu_processes", _list_gpu_processes),
-        )
+        _row("torch.cuda", name, _becomes(value), _NO_LIBRARY)
+        for name, value in {"pynvml": nvml, "_HAS_PYNVML": True}.items()
+    ),
+    *(
+        _row(owner, "_get_nvml_device_index", _becomes(_nvml_index), _NO_LIBRARY)
+        for owner in ("torch.cuda", "torch.cuda.memory")
     ),
     *(
         _row(owner, name, _becomes(value), _NO_GRAPHS)

@@ -20,7 +20,7 @@ from multigpu.virtual.face import memory_history
 from multigpu.virtual.face.properties import properties_of
 
 # The architectures for which torch's kernels are built: those of all presets.
-ARCHITECTURES = "sm_70 sm_80 sm_90"
+ARCHITECTURES = "sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"
 # CUDA 12.8, as cuRuntimeGetVersion writes it.
 CUDA_VERSION = 12080
 
@@ -227,8 +227,8 @@ def clear_workspaces() -> None:
 
 
 def workspace_size() -> int:
-    """The bytes of one workspace of cuBLAS."""
-    return workspace_bytes(machine.current().gpu.capability)
+    """The bytes of one workspace of cuBLAS on the current GPU."""
+    return workspace_bytes(meter_at(machine.current_index()).gpu.capability)
 
 
 def _nothing(*arguments: Any, **more: Any) -> None:

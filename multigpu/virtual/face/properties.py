@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from multigpu.vgpu.patches.properties import DeviceProperties, get_device_properties
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.presets import Gpu
+from multigpu.virtual.visible import uuid
 
 KIB = 2**10
 MIB = 2**20
@@ -14,27 +15,41 @@ MIB = 2**20
 class Processors:
     """The memory and the clock of a GPU's processors; sizes in bytes.
 
-    Sources: CUDA C++ Programming Guide, table "Technical Specifications per Compute
-    Capability"; NVIDIA's white papers on V100, A100 and H100 (caches, clocks).
+    Sources: NVIDIA's white papers and datasheets of the GPUs; for the caches of H200, B200 and
+    GB200, and the clocks of B200 and GB200, what such GPUs report.
     """
 
-    shared_memory: int
     l2_cache: int
     clock_khz: int
+    bus_bits: int
 
 
-V100 = Processors(96 * KIB, 6 * MIB, 1_530_000)
-A100 = Processors(164 * KIB, 40 * MIB, 1_410_000)
-H100 = Processors(228 * KIB, 50 * MIB, 1_980_000)
-_BY_NAME = {"V100": V100, "A100": A100, "H100": H100}
+_BY_NAME = {
+    "V100": Processors(6 * MIB, 1_530_000, 4096),
+    "T4": Processors(4 * MIB, 1_590_000, 256),
+    "A100": Processors(40 * MIB, 1_410_000, 5120),
+    "A10": Processors(6 * MIB, 1_695_000, 384),
+    "A10G": Processors(6 * MIB, 1_710_000, 384),
+    "L4": Processors(48 * MIB, 2_040_000, 192),
+    "L40S": Processors(96 * MIB, 2_520_000, 384),
+    "RTX3060": Processors(3 * MIB, 1_777_000, 192),
+    "RTX3090": Processors(6 * MIB, 1_695_000, 384),
+    "RTX4090": Processors(72 * MIB, 2_520_000, 384),
+    "RTX5090": Processors(96 * MIB, 2_407_000, 512),
+    "H100": Processors(50 * MIB, 1_980_000, 5120),
+    "H200": Processors(60 * MIB, 1_980_000, 6144),
+    "B200": Processors(126 * MIB, 1_965_000, 8192),
+    "GB200": Processors(126 * MIB, 2_062_000, 8192),
+}
+# The shared memory of a multiprocessor in KiB, by compute capability: CUDA C++ Programming
+# Guide, table "Technical Specifications per Compute Capability".
+_SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
 
 
 def processors(gpu: Gpu) -> Processors:
     """The processors of a preset; another Gpu has those of a V100, or of an A100 with bf16."""
-    for name, known in _BY_NAME.items():
-        if gpu.name.startswith(name):
-            return known
-    return A100 if gpu.bf16 else V100
+    known = _BY_NAME.get(gpu.name.partition("-")[0])
+    return known or _BY_NAME["A100" if gpu.bf16 else "V100"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,27 +81,22 @@ class CudaProperties(DeviceProperties):
         )
 
 
-# Bits of the memory bus: HBM2 with four stacks, HBM2e and HBM3 with five.
-_BUS_BITS = {V100: 4096, A100: 5120, H100: 5120}
-
-
 def properties_of(meter: Meter) -> CudaProperties:
     """The properties of a virtual GPU, whose name says that it is virtual."""
-    gpu = meter.machine.gpu
+    gpu = meter.gpu
     known = processors(gpu)
-    bus = _BUS_BITS[known]
+    shared_memory = _SHARED.get(gpu.capability, 228) * KIB
     shared = asdict(get_device_properties(meter.index))
     return CudaProperties(
         **shared,
         L2_cache_size=known.l2_cache,
-        shared_memory_per_multiprocessor=known.shared_memory,
+        shared_memory_per_multiprocessor=shared_memory,
         # From compute capability 8.0 on CUDA keeps 1 KiB of a block's shared memory.
-        shared_memory_per_block_optin=known.shared_memory
-        - (KIB if shared["major"] > 7 else 0),
+        shared_memory_per_block_optin=shared_memory - (KIB if shared["major"] > 7 else 0),
         clock_rate=known.clock_khz,
         # The memory transfers twice per clock.
-        memory_clock_rate=round(gpu.bandwidth * 8 / bus / 2 / 1000),
-        memory_bus_width=bus,
-        uuid=f"00000000-0000-0000-0000-{meter.index:012x}",
-        pci_bus_id=meter.index,
+        memory_clock_rate=round(gpu.bandwidth * 8 / known.bus_bits / 2 / 1000),
+        memory_bus_width=known.bus_bits,
+        uuid=uuid(meter.number).removeprefix("GPU-"),
+        pci_bus_id=meter.number,
     )

@@ -15,7 +15,7 @@ from multigpu.vgpu.sim.machine import current
 
 slower = float(sys.argv[1])
 path = sys.argv[2]
-costs = current().costs
+(costs,) = current().costs.values()
 costs.gpu = replace(
     costs.gpu,
     bandwidth=costs.gpu.bandwidth / slower,
