@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from multigpu.vgpu.patches import communicator, standstill
-from multigpu.vgpu.sim import contents
 from multigpu.vgpu.patches.flight_recorder import recorder
+from multigpu.vgpu.sim import contents
 
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
