@@ -1,6 +1,7 @@
 """Does a program fit on its GPUs, and what fills their memory?"""
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ CONTEXT = 527 * 2**20
 LEAST_OF_A_GPU = 2 * 2**30
 # The lines of the program that the text names.
 SHOWN_LINES = 3
+# Columns of a line; a browser breaks a longer one in a notebook.
+WIDTH = 95
 
 
 @dataclass
@@ -49,13 +52,13 @@ class Fit:
                 verdict = f"fits only without CUDA's context ({format_bytes(CONTEXT)})"
             elif self.caught:
                 verdict = "fits, after the program has caught OutOfMemoryError"
-            yield (
-                f"{verdict}: {format_bytes(device.peak)} (reserved: "
-                f"{format_bytes(device.reserved)}) of {capacity} at the peak of {self.name}, "
-                f"{format_bytes(headroom)} of headroom"
+            yield _wrapped(
+                f"{verdict}: the peak of {self.name} is {format_bytes(device.peak)} "
+                f"(reserved: {format_bytes(device.reserved)}) of {capacity}, "
+                f"{format_bytes(headroom)} free"
             )
         else:
-            yield (
+            yield _wrapped(
                 f"does not fit: {format_bytes(shortage['missing'])} were missing on "
                 f"{self.name}, which had {format_bytes(shortage['allocated'])} (reserved: "
                 f"{format_bytes(shortage['reserved'])}) of {capacity} and was asked for "
@@ -63,13 +66,11 @@ class Fit:
             )
         if device.kinds:
             kinds = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in device.kinds.items()]
-            yield f"filled by: {', '.join(kinds)}"
+            yield _wrapped(f"filled by: {', '.join(kinds)}")
         if device.lines:
-            lines = [
-                f"{_place(file)}:{line} {format_bytes(nbytes)} ({kind})"
-                for file, line, kind, nbytes in device.lines[:SHOWN_LINES]
-            ]
-            yield f"most by line: {', '.join(lines)}"
+            yield "most by line:"
+        for file, line, kind, nbytes in device.lines[:SHOWN_LINES]:
+            yield f"  {format_bytes(nbytes)} {_place(file)}:{line} ({kind})"
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as numbers, in bytes."""
@@ -87,6 +88,10 @@ class Fit:
             numbers["asked_for_bytes"] = device.shortage["tried"]
             numbers["missing_bytes"] = device.shortage["missing"]
         return numbers
+
+
+def _wrapped(sentence: str) -> str:
+    return textwrap.fill(sentence, WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def _place(file: str) -> str:

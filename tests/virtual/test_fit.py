@@ -59,7 +59,7 @@ def test_a_training_step_by_hand(tmp_path, rows):
         # The peak is in Adam's step, with temporaries of the parameters' size.
         assert kinds["gradients"] == PARAMETERS
         assert kinds["temporaries"] % PARAMETERS == 0
-    assert "fits: " in done.stdout and "of headroom" in done.stdout
+    assert "fits: " in done.stdout and " free" in done.stdout
     assert numbers["fit"]["headroom_bytes"] == 16 * 2**30 - gpu["peak_reserved_bytes"]
     lines = {(one["line"], one["kind"]): one["bytes"] for one in gpu["bytes_by_line"]}
     assert lines[7, "parameters"] == PARAMETERS
@@ -85,10 +85,9 @@ def lines(device: Device, exit_code: int = 0) -> list[str]:
 
 def test_the_verdict():
     gib = 2**30
-    device = Device(0, 0, peak=3 * gib, capacity=16 * gib, reserved=4 * gib)
+    device = Device(0, 0, peak=3 * gib, capacity=16 * gib, reserved=7 * gib)
     assert lines(device) == [
-        "fits: 3.00 GiB (reserved: 4.00 GiB) of 16.00 GiB at the peak of cuda:0, 12.00 GiB of "
-        "headroom"
+        "fits: the peak of cuda:0 is 3.00 GiB (reserved: 7.00 GiB) of 16.00 GiB, 9.00 GiB free"
     ]
     device.shortage = {"tried": 9, "missing": 5, "allocated": 0, "reserved": 0, "born": 0}
     assert lines(device)[0].startswith("fits, after the program has caught OutOfMemoryError: ")

@@ -105,7 +105,8 @@ def by_kind(parts: "Iterable[tuple[int, Allocation | None]]") -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for nbytes, allocation in parts:
         kinds[TEMPORARIES if allocation is None else allocation.kind] += nbytes
-    return {kind: nbytes for kind, nbytes in kinds.most_common() if nbytes}
+    largest_first = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    return {kind: nbytes for kind, nbytes in largest_first if nbytes}
 
 
 def by_line(parts: "Iterable[tuple[int, Allocation | None]]") -> list[list[Any]]:
@@ -114,7 +115,8 @@ def by_line(parts: "Iterable[tuple[int, Allocation | None]]") -> list[list[Any]]
     for nbytes, allocation in parts:
         if allocation is not None and allocation.line is not None:
             lines[(*allocation.line, allocation.kind)] += nbytes
-    return [[*line, nbytes] for line, nbytes in lines.most_common(MOST_LINES)]
+    largest_first = sorted(lines.items(), key=lambda item: (-item[1], item[0]))
+    return [[*line, nbytes] for line, nbytes in largest_first[:MOST_LINES]]
 
 
 def program_line(frame: FrameType | None, skip: tuple[str, ...] = ()) -> Line | None:
