@@ -85,6 +85,10 @@ def virtual(
     tokens_per_step: Annotated[
         int | None, typer.Option(help="Tokens of one step of all ranks, for tokens/s.")
     ] = None,
+    traffic: Annotated[
+        bool,
+        typer.Option("--traffic", help="Report the bytes from rank to rank, from GPU to GPU."),
+    ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the timeline into this .png, .svg or .pdf.")
     ] = None,
@@ -150,7 +154,7 @@ def virtual(
         report = _report.Report(Path(folder), options)
         if world is not None and code == 0 and report.prediction is not None:
             report.at_peaks = _predict_at_peaks(command, options, Path(folder) / "peaks")
-    print(f"\n{report.text(code)}", file=sys.stderr)
+    print(f"\n{report.text(code, traffic)}", file=sys.stderr)
     try:
         for line in _report.write(report, code, picture, trace, json_file):
             print(line, file=sys.stderr)

@@ -90,6 +90,9 @@ class Summary:
     devices    the GPUs that it used
     left_out   what a virtual GPU leaves out and the process asked for, a sentence each
     steps      the optimizer's steps, if the run measures them
+    copied     (source, its node, destination, its node, bytes) of copies; source and
+               destination are devices' numbers in the process, or HOST
+    sent       (rank, own node, the rank's node, bytes) that it sent to other ranks
     standstill  what the watchdog reported before it ended the process; None: it did not
     """
 
@@ -105,6 +108,8 @@ class Summary:
     devices: list[Device] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    copied: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    sent: list[tuple[int, int, int, float]] = field(default_factory=list)
     standstill: dict[str, Any] | None = None
 
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from multigpu.vgpu.patches import standstill
 from multigpu.vgpu.sim import machine as _machine
+from multigpu.vgpu.sim.clock import Clock
 from multigpu.vgpu.sim.contents import by_kind, by_line
-from multigpu.vgpu.sim.event import Event
+from multigpu.vgpu.sim.event import HOST, Event
 from multigpu.vgpu.sim.flops import CountingCosts
 from multigpu.vgpu.sim.machine import Machine
 from multigpu.vgpu.sim.memory import Meter
@@ -96,6 +97,7 @@ class Recorder:
         machine = _machine.running()
         if machine is None or machine.process != os.getpid():
             return
+        clock = machine.clock
         with self.writing:
             self._take(machine)
             self._learn_rank()
@@ -111,13 +113,15 @@ class Recorder:
                 start=self.start,
                 started=self.started,
                 label=machine.label(),
-                seconds=machine.clock.reached(),
+                seconds=clock.reached(),
                 events=self.num_events,
                 whole_until=self.whole_until,
                 ended=ended,
                 devices=devices,
                 left_out=list(left_out),
                 steps=self.steps,
+                copied=_copied(clock),
+                sent=[(*key, nbytes) for key, nbytes in tuple(clock.sent.items())],
                 standstill=self.standstill,
             )
             write_summary(self.summary_path, summary)
@@ -223,6 +227,18 @@ class Recorder:
                 self.rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
         if self.rank is not None and not self.start:
             self.start = " ".join(os.environ.get(name, "-") for name in OF_A_START)
+
+
+def _copied(clock: Clock) -> list[tuple[int, int, int, int, int]]:
+    """The bytes of copies, as in Summary.copied; the host is on its device's node."""
+    copied = []
+    for (source, destination), nbytes in tuple(clock.copied.items()):
+        node, other_node = (
+            clock.nodes[other if end == HOST else end]
+            for end, other in ((source, destination), (destination, source))
+        )
+        copied.append((source, node, destination, other_node, nbytes))
+    return copied
 
 
 def _add_contents(device: Device, meter: Meter) -> None:

@@ -1,5 +1,6 @@
 """What a run on virtual GPUs ends with: a table, a picture, a trace, the numbers as JSON."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from multigpu.virtual.options import Options
 from multigpu.virtual.prediction import Prediction
 from multigpu.virtual.record import Device, Record, read_records
 from multigpu.virtual.shared_memory import Shared, read_shared
+from multigpu.virtual.table import table
+from multigpu.virtual.traffic import Flow
+from multigpu.virtual.traffic import text as traffic_text
 
 HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle")
 
@@ -63,10 +67,10 @@ class Report:
         if options.measures_steps():
             self.prediction = Prediction.of(self.records, options)
 
-    def text(self, exit_code: int = 0) -> str:
+    def text(self, exit_code: int = 0, has_traffic: bool = False) -> str:
         """The report for people: the simulated time, the GPUs, the timeline, what differs.
 
-        `exit_code` is the program's.
+        `exit_code` is the program's. With `has_traffic` the report has the table of traffic.
         """
         if not any(record.summary.devices for record in self.records):
             return "No process of this command used a virtual GPU."
@@ -74,8 +78,9 @@ class Report:
             self.options.label(),
             f"simulated time: {format_seconds(self.seconds)}",
             *self._step(),
-            *_table([HEADER, *self._rows()]),
+            *table([HEADER, *self._rows()]),
             *self.fit(exit_code).text(),
+            *(traffic_text(self.flows()) if has_traffic else ()),
             *text_lanes(self.timeline_of_step() or self.timeline()),
             *self._list(),
         ]
@@ -121,6 +126,7 @@ class Report:
                 }
                 for gpu in self.gpus
             ],
+            "traffic": [flow._asdict() for flow in self.flows()],
             "not_as_on_a_gpu": self.remarks(),
         }
         if still := [r.summary.standstill for r in self.records if r.summary.standstill]:
@@ -224,6 +230,24 @@ class Report:
             whole.events, whole.lanes, step.start, step.end, whole.label, whole.notes
         )
 
+    def flows(self) -> list[Flow]:
+        """The bytes of each pair of ranks, of GPUs of a process, and of a GPU and the host."""
+        names = {
+            (record.summary.start, record.summary.rank): self._process(record)
+            for record in self.records
+        }
+        flows: Counter[tuple[str, str, int, int]] = Counter()
+        for record in self.records:
+            lanes = {one.shown: self._lane(record, one) for one in record.summary.devices}
+            for source, node, destination, other_node, nbytes in record.summary.copied:
+                ends = lanes.get(source, "host"), lanes.get(destination, "host")
+                flows[*ends, node, other_node] += nbytes
+            for rank, node, other_node, nbytes in record.summary.sent:
+                # A rank of a --world that does not run has no record.
+                other = names.get((record.summary.start, rank), f"rank {rank}")
+                flows[self._process(record), other, node, other_node] += round(nbytes)
+        return [Flow(*place, nbytes) for place, nbytes in flows.items()]
+
     def fit(self, exit_code: int) -> Fit:
         """Whether the program fits, by the GPU that is, or was, the fullest."""
         devices = {self._lane(record, device): device for record, device in self._devices()}
@@ -254,7 +278,7 @@ class Report:
         add("computing", lambda one: format_seconds(one.slowest.compute))
         add("communicating", lambda one: format_seconds(one.slowest.communicate))
         add("not hidden by computing", lambda one: format_seconds(one.slowest.exposed))
-        yield from _table(rows)
+        yield from table(rows)
         count = self.prediction.slowest.count
         if len(self.records[0].summary.steps) == 1:
             yield "the only step, with the program's start: let it make more (--steps 3)"
@@ -364,15 +388,3 @@ def write(
     if json:
         lines.append(f"numbers: {write_json(json, report.as_json(exit_code))}")
     return lines
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """The rows as lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

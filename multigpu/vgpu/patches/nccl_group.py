@@ -34,6 +34,7 @@ from multigpu.vgpu.patches.process_group import (
     VirtualGroup,
     open_gloo,
     payloads_of,
+    splits_of,
     tensors_in,
 )
 from multigpu.vgpu.patches.watchdog import Board, program_line, watchdog
@@ -227,13 +228,6 @@ class NcclGroup(VirtualGroup):
                     found.append(call | {"group": self.title(), "stuck": kernel.stuck})
         return found
 
-    def global_rank(self, rank: int) -> int:
-        """The number in the world of a rank of this group."""
-        ranks = dist.distributed_c10d._world.pg_group_ranks.get(self)
-        if ranks is None:
-            return rank
-        return next((world for world, own in ranks.items() if own == rank), rank)
-
     def title(self) -> str:
         """The group's name for people."""
         world = dist.distributed_c10d._world
@@ -304,7 +298,7 @@ class NcclGroup(VirtualGroup):
             getattr(args[-1], "rootRank", -1),
             line=program_line(sys._getframe(1)),
         )
-        return call, _splits(method, args, self.size()) if name == "alltoall" else []
+        return call, splits_of(method, args, self.size()) if name == "alltoall" else []
 
     def _wait_for_all(self, time: float) -> float:
         # NCCL's barrier is an all-reduce of one number.
@@ -410,21 +404,6 @@ def batch_in_one_kernel(original: Callable) -> Callable:
         return [work]
 
     return batch_isend_irecv
-
-
-def _splits(method: str, args: tuple, size: int) -> list[int]:
-    """The elements that go to each rank, then those that come from each."""
-    outputs, inputs = args[0], args[1]
-    if method == "alltoall":
-        return [tensor.numel() for tensor in (*inputs, *outputs)]
-    found = []
-    for tensor, rows in ((inputs, args[3]), (outputs, args[2])):
-        if rows:
-            one = tensor[:1].numel() if len(tensor) else 0
-            found += [number * one for number in rows]
-        else:
-            found += [tensor.numel() // size] * size
-    return found
 
 
 def _side(value: Any, is_one: bool) -> Side:

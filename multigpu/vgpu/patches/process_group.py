@@ -28,7 +28,13 @@ from multigpu.vgpu.patches.work import VirtualWork, Works
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.names import runtime
-from multigpu.vgpu.sim.network import Group, Network, collective_seconds, transfer_seconds
+from multigpu.vgpu.sim.network import (
+    Group,
+    Network,
+    collective_seconds,
+    sent_bytes,
+    transfer_seconds,
+)
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 NAME = "vgpu"
@@ -149,15 +155,22 @@ class VirtualGroup(dist.ProcessGroup):
         arrival, node = work.arrival.tolist()
         row = [arrival, _traffic(name, args, self.size()), node]
         rows = self._launch(work, method, args, torch.tensor(row, dtype=torch.float64))
+        root = getattr(args[-1], "rootRank", 0)
+        parts = splits_of(method, args, self.size()) if name == "alltoall" else []
+        itemsize = next(tensors_in(args)).itemsize
 
         def span() -> tuple[float, float]:
             # The last rank's arrival; the bytes of the rank with the most, because ranks can
             # send unequal parts in an all-to-all.
-            arrivals, nbytes, nodes = rows().T.tolist()
+            arrivals, sizes, nodes = rows().T.tolist()
+            nbytes = max(sizes)
             group = self._group(network, nodes)
-            return max(arrivals), KERNEL_OVERHEAD + collective_seconds(
-                name, max(nbytes), group
-            )
+            sent = sent_bytes(name, nbytes, self.rank(), self.size(), root)
+            if parts:
+                sent = {rank: parts[rank] * itemsize for rank in sent}
+            for peer, part in sent.items():
+                self._count(work.meter, peer, part, nodes[peer])
+            return max(arrivals), KERNEL_OVERHEAD + collective_seconds(name, nbytes, group)
 
         self._enqueue(work, ("collective", work.meter.index), span)
         return work
@@ -174,6 +187,18 @@ class VirtualGroup(dist.ProcessGroup):
             work.works += COLLECTIVES[method][1](self.gloo, *payloads_of(args))
         work.works.append(self.gloo._allgather_base(rows.view(-1), row))
         return lambda: rows
+
+    def _count(self, meter: Meter, rank: int, nbytes: float, node: float) -> None:
+        """Count bytes that this rank sends to a rank of this group, which is on `node`."""
+        place = self.global_rank(rank), self._node(meter), int(node)
+        meter.machine.clock.sent[place] += nbytes
+
+    def global_rank(self, rank: int) -> int:
+        """The number in the world of a rank of this group."""
+        ranks = dist.distributed_c10d._world.pg_group_ranks.get(self)
+        if ranks is None:
+            return rank
+        return next((world for world, own in ranks.items() if own == rank), rank)
 
     def _group(self, network: Network, nodes: list[float]) -> Group:
         """The ranks' GPUs for the time of a collective; `nodes` has each rank's node."""
@@ -210,6 +235,8 @@ class VirtualGroup(dist.ProcessGroup):
             _, time, node = row.tolist()
             _, peer_time, peer_node = peer_row.tolist()
             link = network.path(node, peer_node)
+            if name == "send":
+                self._count(work.meter, rank, nbytes, peer_node)
             return max(time, peer_time), transfer_seconds(nbytes, link)
 
         self._enqueue(work, (name, rank), span)
@@ -351,6 +378,21 @@ def payloads_of(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(payloads_of(part) for part in value)
     return value
+
+
+def splits_of(method: str, args: tuple, size: int) -> list[int]:
+    """Of an all-to-all the elements that go to each rank, then those that come from each."""
+    outputs, inputs = args[0], args[1]
+    if method == "alltoall":
+        return [tensor.numel() for tensor in (*inputs, *outputs)]
+    found = []
+    for tensor, rows in ((inputs, args[3]), (outputs, args[2])):
+        if rows:
+            one = tensor[:1].numel() if len(tensor) else 0
+            found += [number * one for number in rows]
+        else:
+            found += [tensor.numel() // size] * size
+    return found
 
 
 def _traffic(name: str, args: tuple, ranks: int) -> int:

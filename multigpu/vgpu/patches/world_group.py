@@ -78,8 +78,16 @@ class WorldGroup(VirtualGroup):
     def getBackendName(self) -> str:
         return NAME
 
+    def global_rank(self, rank: int) -> int:
+        return self.global_ranks[rank]
+
     def _group(self, network: Network, nodes: list[float]) -> Group:
         return _group_of(network, self.global_ranks)
+
+    def _count(self, meter: Meter, rank: int, nbytes: float, node: float) -> None:
+        # All rows of the exchange are this rank's.
+        node = meter.machine.network.node(self.global_ranks[rank])
+        super()._count(meter, rank, nbytes, node)
 
     def _node(self, meter: Meter) -> int:
         return meter.machine.network.node(self.global_ranks[self.rank()])

@@ -69,6 +69,10 @@ class Clock:
         # (device, start, end) of the removed computations that had not ended for the host.
         self.taken_running: list[tuple[int, float, float]] = []
         self.taking = threading.Lock()
+        # The bytes that were copied, by (source, destination), and those that this process
+        # sent in collectives and messages, by (other rank, own node, the other's node).
+        self.copied: Counter[tuple[int, int]] = Counter()
+        self.sent: Counter[tuple[int, int, int]] = Counter()
         # The texts that notes.py adds to events, by the number of the event.
         self.marks: list[tuple[int, str]] = [(0, "")]
         self.contents: dict[int, str] = {}
@@ -196,6 +200,7 @@ class Clock:
             link = self.host_links[device]
         else:
             link = self.network.path(self.nodes[source], self.nodes[destination])
+        self.copied[pair] += nbytes
         launched = host.launch(device, _graph_task())
         streams = [host.stream(place) for place in pair if place != HOST]
         ready = max(launched, *(stream.free_at for stream in streams))

@@ -248,6 +248,29 @@ TRAFFIC = {
 }
 
 
+def sent_bytes(
+    name: str, nbytes: float, rank: int, ranks: int, root: int = 0
+) -> dict[int, float]:
+    """The bytes that a rank sends in a collective, by the number of the other rank.
+
+    `nbytes` is as for collective_seconds. The ring has the ranks in their order. NCCL finds an
+    order of its own, and its trees take other pairs.
+    """
+    if ranks <= 1:
+        return {}
+    if name == "gather":
+        return {} if rank == root else {root: nbytes / ranks}
+    if name == "alltoall" or (name == "scatter" and rank == root):
+        return {other: nbytes / ranks for other in range(ranks) if other != rank}
+    if name == "scatter":
+        return {}
+    following = (rank + 1) % ranks
+    # A broadcast ends, and a reduction begins, at the root's neighbour.
+    if (name == "broadcast" and following == root) or (name == "reduce" and rank == root):
+        return {}
+    return {following: nbytes * TRAFFIC[name](ranks)}
+
+
 def _ring_seconds(name: str, nbytes: float, group: Group, protocol: int | None) -> float:
     """n - 1 steps, or 2 (n - 1) for allreduce; one step for each node crosses to the next.
 
