@@ -67,12 +67,12 @@ test-quick: lint
 	@echo "testing the library: under two minutes"
 	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/virtual tests/exercise tests/grading -m "not classroom and not slow" --numprocesses=2
 
-# Three workers take a file each, because tests often wait: for a job in the queue, or a time limit.
+# Four workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 # A test that fails beside others runs once more, alone. What passes only then has a race, and is named.
 test: lint
 	@echo "running all tests: about 20 minutes on 2 cores"
 	multigpu slurm install --with-mpi --with-bubblewrap || true
-	pytest --numprocesses=3 --cache-clear || { test $$? = 1 && python tests/support/failed.py; }
+	pytest --numprocesses=4 --cache-clear || { test $$? = 1 && python tests/support/failed.py; }
 
 # As `test`, but each program of a test starts Python anew instead of in a fork, which takes longer.
 test-real: lint
@@ -112,11 +112,13 @@ test-faults: $(INSTALLED)
 	@python tests/faults/run.py $(N)
 
 test-jobs: $(INSTALLED)
-	@echo "stopping jobs of the classroom cluster, and jobs on virtual GPUs: under 20 minutes on 2 cores"
+	@echo "stopping jobs of the classroom cluster, every job file, and every script on virtual GPUs: 25 minutes on 2 cores"
 	ALL_JOBS=1 pytest tests/cluster/test_requeue.py --durations=0
-	ALL_JOBS=1 pytest tests/cluster/test_jobfiles.py -k on_virtual_gpus --durations=0
+	ALL_JOBS=1 pytest tests/cluster/test_jobfiles.py -k "on_virtual_gpus or other_lessons" --durations=0
+	ALL_JOBS=1 pytest tests/virtual/test_course_scripts.py
 
 test-peer: $(INSTALLED)
+	ALL_PEER=1 pytest tests/repo/test_peer.py
 	@python tests/peer/run.py "$(FROM)"
 
 test-outside: $(INSTALLED)

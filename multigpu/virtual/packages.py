@@ -1,12 +1,11 @@
 """Packages that a run on virtual GPUs does not import as they are.
 
 The import of those whose kernels run on real GPUs only raises one sentence, and NVML's
-(pynvml, which nvidia-ml-py installs) is a stand-in if this machine has no driver.
+(pynvml, which nvidia-ml-py installs) is a stand-in, which knows the virtual GPUs.
 
 Python imports this module at its start, in every process of a run: it imports little.
 """
 
-import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -38,7 +37,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name == "pynvml" and self.holds() and not _has_driver():
+        if name == "pynvml" and self.holds():
             return ModuleSpec(name, _Nvml())
         if name not in PACKAGES or not self.holds():
             return None
@@ -49,14 +48,6 @@ class Finder:
         if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
             raise ModuleNotFoundError(_sentence(name), name=name)
         return None
-
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
 
 
 class _Nvml:

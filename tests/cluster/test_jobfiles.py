@@ -16,6 +16,7 @@ from commands import ROOT, SCRIPT, clean_environment, torchrun
 from multigpu.course import LESSONS
 
 pytestmark = pytest.mark.classroom
+on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
 
 JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
 LESSON = "slurm/PT_CNN_MultiGPU.slurm"
@@ -194,7 +195,7 @@ def test_a_job_on_virtual_gpus(cluster, tmp_path: Path):
     assert "rank 3, cuda:1" in report, report
 
 
-@pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
+@on_request
 @pytest.mark.parametrize(
     ("stem", "words"),
     [
@@ -219,7 +220,7 @@ def test_the_other_jobs_on_virtual_gpus(cluster, tmp_path: Path, stem: str, word
     assert "V100-16GB" in report and "cuda:0" in report, report
 
 
-@pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
+@on_request
 def test_an_array_on_virtual_gpus(cluster, root: Path, npz):
     """The report has each task of the array as a start of its own."""
     shutil.copy(ROOT / "scripts/PT_CNN_Scaling.py", root / "scripts")
@@ -236,30 +237,33 @@ def test_an_array_on_virtual_gpus(cluster, root: Path, npz):
     assert len(lanes) == 1 + 2 + 4, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("stem", "words"),
-    [
-        ("PT_CNN_SingleGPU", "1 rank on 1 node, started by python"),
-        ("PT_CNN_DataParallel", "devices: vgpu:0, vgpu:1"),
-        ("PT_CNN_ModelParallel", "global batch 64 = 4 ("),
-        ("PT_CNN_Pipeline", "2 ranks on 2 nodes, started by srun"),
-        ("PT_CNN_DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
-        (
-            "PT_CNN_HybridParallel",
-            "4 × virtual GPU, which computes on the CPU (2 ranks on 2 nodes, started by srun)",
-        ),
-        ("TF_CNN_MultiGPU", "fit on 2 replicas equals one device"),
-        ("TF_CNN_CustomLoop", "custom loop on 2 replicas equals one device"),
-        ("TF_CNN_MultiNode", "(2 workers on 2 nodes, started by srun)"),
-        ("PT_CNN_Elastic", "4 ranks, 1 start, equal a run without a stop"),
-        ("PTL_multiGPU", "the Trainer on 4 ranks equals one process"),
-        ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
-        ("PTL_Strategies", "compared with serial: ddp, horovod, bagua:gradient_allreduce"),
-        ("PTL_Compressed", "ddp equals one process"),
-        ("PTL_Decentralized", "ddp equals one process"),
-        ("PTL_NodeBatch", "ddp2 on 2 × 2 vgpu"),
-    ],
-)
+# One job for each way to start a lesson's processes; the others start in one of these ways.
+OTHER_JOBS = [
+    ("PT_CNN_SingleGPU", "1 rank on 1 node, started by python"),
+    ("PT_CNN_Pipeline", "2 ranks on 2 nodes, started by srun"),
+    ("PT_CNN_DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
+    ("TF_CNN_MultiNode", "(2 workers on 2 nodes, started by srun)"),
+    ("PT_CNN_Elastic", "4 ranks, 1 start, equal a run without a stop"),
+    ("PTL_multiGPU", "the Trainer on 4 ranks equals one process"),
+    *(
+        pytest.param(*job, marks=on_request)
+        for job in (
+            ("PT_CNN_DataParallel", "devices: vgpu:0, vgpu:1"),
+            ("PT_CNN_ModelParallel", "global batch 64 = 4 ("),
+            ("PT_CNN_HybridParallel", "(2 ranks on 2 nodes, started by srun)"),
+            ("TF_CNN_MultiGPU", "fit on 2 replicas equals one device"),
+            ("TF_CNN_CustomLoop", "custom loop on 2 replicas equals one device"),
+            ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
+            ("PTL_Strategies", "compared with serial: ddp, horovod, bagua:gradient_allreduce"),
+            ("PTL_Compressed", "ddp equals one process"),
+            ("PTL_Decentralized", "ddp equals one process"),
+            ("PTL_NodeBatch", "ddp2 on 2 × 2 vgpu"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("stem", "words"), OTHER_JOBS)
 def test_the_other_lessons_jobs(cluster, tmp_path: Path, stem: str, words: str):
     path = f"slurm/{stem}.slurm"
     out = tmp_path / "out"

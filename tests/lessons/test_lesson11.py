@@ -176,7 +176,7 @@ def test_16_on_the_cpu_becomes_bf16_with_a_warning():
 def test_who_has_bfloat16(gpu):
     with vgpu.running(1, gpu=gpu) as (place,):
         assert torch.vgpu.is_bf16_supported() and Precision("16", place).name == "16-mixed"
-        if gpu.startswith("V100"):
+        if not vgpu.GPUS[gpu].bf16:
             with pytest.raises(UserError, match="has no bfloat16"):
                 Precision("bf16", place)
         else:

@@ -1,11 +1,13 @@
 """make test-peer counts: on a stand-in for the peer's tests."""
 
 import json
+import os
 import sys
 
 import pytest
 from commands import ROOT, run
 
+on_request = pytest.mark.skipif("ALL_PEER" not in os.environ, reason="make test-peer runs it")
 RUN = ROOT / "tests" / "peer" / "run.py"
 
 STAND_IN = """
@@ -50,7 +52,7 @@ def count(folder, content, workers):
     return run(*map(str, command), "--workers", workers, cwd=folder), report
 
 
-@pytest.mark.slow
+@on_request
 def test_each_outcome_is_counted_once(tmp_path):
     done, found = count(tmp_path, STAND_IN, "0")
     assert done.returncode == 0, done.stdout
@@ -61,7 +63,7 @@ def test_each_outcome_is_counted_once(tmp_path):
     assert report["passed_of_public"] == 1.0
 
 
-@pytest.mark.slow
+@on_request
 def test_a_checkout_of_another_version_is_refused(tmp_path):
     """Its tests import names that the installed Lightning lacks."""
     done, report = count(tmp_path, "from lightning.pytorch import NotYet", "1")

@@ -1,5 +1,7 @@
 """The course's scripts as the CUDA programs that they are on a cluster: cuda devices, NCCL."""
 
+import os
+
 import pytest
 from commands import ROOT, SILENT_DDP, planted
 from virtual_runs import virtual, write
@@ -40,6 +42,12 @@ RUNS = {
 }
 
 
+# One for each way to use several GPUs; `make test-jobs` runs all.
+ALWAYS = ("02", "03, pipeline", "05, accumulation", "06", "11, fp16 with its scaler")
+MORE = [name for name in RUNS if name not in ALWAYS]
+on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
+
+
 def prove(folder, gpus: int, launcher: tuple, script: object, flags: tuple):
     """Run a lesson's script for two epochs with its proof."""
     out = ("--epochs", 2, "--prove", "--out", folder / "out")
@@ -48,7 +56,9 @@ def prove(folder, gpus: int, launcher: tuple, script: object, flags: tuple):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lesson", RUNS)
+@pytest.mark.parametrize(
+    "lesson", [*ALWAYS, *(pytest.param(name, marks=on_request) for name in MORE)]
+)
 def test_a_lessons_proof_holds_on_cuda(tmp_path, lesson):
     gpus, launcher, stem, flags = RUNS[lesson]
     done = prove(tmp_path, gpus, launcher, ROOT / "scripts" / f"{stem}.py", flags)

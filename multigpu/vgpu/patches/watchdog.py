@@ -134,6 +134,7 @@ class Watchdog:
         self.folder: Path | None = None
         self.groups: weakref.WeakSet[NcclGroup] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
+        self._at_exit: util.Finalize | None = None
         self._process = 0
         self._stop = threading.Event()
         # (time, seconds of CPU) of the last looks.
@@ -151,19 +152,23 @@ class Watchdog:
             self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
             # A fork of multiprocessing ends without atexit.
-            util.Finalize(None, self.stop, exitpriority=-100)
+            self._at_exit = util.Finalize(None, self.stop, exitpriority=-100)
 
     def stop(self) -> None:
         """End the thread, and tell the other ranks that this process ends."""
         if self._process != os.getpid():
             # A fork has neither the thread nor a connection of its own.
             return
+        self._end_thread()
+        for group in list(self.groups):
+            self.forget(group)
+
+    def _end_thread(self) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        for group in list(self.groups):
-            self.forget(group)
+            self._at_exit.cancel()
 
     def forget(self, group: "NcclGroup") -> None:
         """Tell the other ranks of a group that this one takes no more part in it."""
@@ -171,6 +176,8 @@ class Watchdog:
             self.groups.discard(group)
             group.board.answer(group.board.answered, self._state(group, True))
             group.board.leave()
+            if not self.groups:
+                self._end_thread()
 
     def _tell(self, waits: bool) -> None:
         if self._process == os.getpid():
