@@ -87,6 +87,7 @@ LIBRARIES = (
     Right("lightning_gpus", "python lightning_ddp.py", gpus=2, needs="virtual"),
     Right("lightning_torchrun", f"{TWO} lightning_ddp.py"),
     Right("lightning_accumulate", f"{TWO} lightning_ddp.py --accumulate 2"),
+    Right("fabric", f"{TWO} fabric.py"),
     Right(
         "course_devices",
         "python course_trainer.py --devices 2",

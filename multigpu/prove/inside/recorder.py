@@ -678,9 +678,19 @@ def _wrap_scaler(recorder: Recorder) -> None:
     _replace(GradScaler, "_maybe_opt_step", make_step)
 
 
+class _Enlarged(int):
+    """A batch size that has been enlarged: Lightning makes loaders anew from their own."""
+
+    @classmethod
+    def of(cls, batch_size: int, times: int) -> int:
+        """The enlarged batch size."""
+        if times == 1 or isinstance(batch_size, cls):
+            return batch_size
+        return cls(batch_size * times)
+
+
 def _wrap_loaders(recorder: Recorder, times: int, order: Order | None) -> None:
     known: weakref.WeakKeyDictionary[DataLoader, _Loader] = weakref.WeakKeyDictionary()
-    enlarged: weakref.WeakSet[BatchSampler] = weakref.WeakSet()
 
     def make_init(original: Callable) -> Callable:
         def __init__(
@@ -692,14 +702,10 @@ def _wrap_loaders(recorder: Recorder, times: int, order: Order | None) -> None:
         ) -> None:
             sampler = kwargs.get("batch_sampler", args[2] if len(args) > 2 else None)
             if isinstance(sampler, BatchSampler):
-                if sampler not in enlarged:
-                    sampler.batch_size *= times
-                    enlarged.add(sampler)
+                sampler.batch_size = _Enlarged.of(sampler.batch_size, times)
             elif batch_size is not None and sampler is None:
-                batch_size *= times
+                batch_size = _Enlarged.of(batch_size, times)
             original(self, dataset, batch_size, *args, **kwargs)
-            if times > 1 and isinstance(getattr(self, "batch_sampler", None), BatchSampler):
-                enlarged.add(self.batch_sampler)
 
         return __init__
 
