@@ -43,6 +43,9 @@ def prove(
     self_check: Annotated[
         bool, typer.Option("--self", help="Run once, and compare the ranks with each other.")
     ] = False,
+    no_dropout: Annotated[
+        bool, typer.Option("--no-dropout", help="Switch dropout off in all runs.")
+    ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the differences into this .png, .svg or .pdf.")
     ] = None,
@@ -72,6 +75,7 @@ def prove(
             against=against,
             self_check=self_check,
             timeout=timeout,
+            no_dropout=no_dropout,
             announce=announce,
         )
     except KeyboardInterrupt:

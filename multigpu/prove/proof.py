@@ -110,6 +110,7 @@ def run(
     against: int | None = None,
     self_check: bool = False,
     timeout: float = PATIENCE,
+    no_dropout: bool = False,
     announce: Callable[[str], None] | None = None,
 ) -> Proof:
     """Run a training command and the same with one rank or one GPU, and compare them.
@@ -122,6 +123,7 @@ def run(
     against     as the reference, the command with so many ranks, not one
     self_check  one run alone: whether its ranks agree with each other
     timeout     a run that makes no step for so many seconds hangs
+    no_dropout  switch dropout off in all runs
     announce    called with a sentence before each run
 
     Raises UserError for arguments that make no proof.
@@ -143,7 +145,7 @@ def run(
         prefix="multigpu-prove-", ignore_cleanup_errors=True
     ) as folder:
         session = _Session(
-            planned, Path(folder), steps, timeout, announce or (lambda text: None)
+            planned, Path(folder), steps, timeout, announce or (lambda text: None), no_dropout
         )
         try:
             return session.alone() if self_check else session.prove()
@@ -166,12 +168,14 @@ class _Session:
         steps: int | None,
         timeout: float,
         announce: Callable[[str], None],
+        no_dropout: bool = False,
     ):
         self.plan = planned
         self.folder = folder
         self.steps = steps
         self.timeout = timeout
         self.announce = announce
+        self.no_dropout = no_dropout
         self.notes: list[str] = []
         self.seconds: dict[str, float] = {}
         self.batch_times = 1
@@ -216,7 +220,7 @@ class _Session:
             )
         comparison = self.compare(own, others, bands)
         cause = find(comparison)
-        if cause and cause.kind in OTHER_ROWS and cause.step == 1 and not self.plan.given:
+        if cause and cause.kind in OTHER_ROWS and cause.step == 1:
             comparison, cause = self.with_the_same_rows(comparison, cause, others, steps)
         if cause and not cause.unknown:
             comparison, cause = self.with_more_bands(comparison, cause)
@@ -279,12 +283,14 @@ class _Session:
             self.batch_times,
             self.order,
             one_gpu=alias or one_real,
+            no_dropout=self.no_dropout,
         )
         return processes.start(name, self.plan.reference, wishes, gpus, alias, one_real)
 
     def parallel_run(self, steps: int | None, local: bool = False) -> Run:
         """Run the command itself."""
-        wishes = Settings(str(self.folder / "parallel"), steps, local=local)
+        folder = str(self.folder / "parallel")
+        wishes = Settings(folder, steps, no_dropout=self.no_dropout, local=local)
         run = processes.start("parallel", self.plan.command, wishes, self.plan.gpus)
         self.wait_for_all([run])
         self.check([run], "the command")
@@ -420,7 +426,8 @@ class _Session:
         gpus = _gpus(comparison.parallel)
         who = pluralize(gpus, "GPU") if ranks == 1 else pluralize(ranks, "rank")
         if self.plan.given:
-            return who, "the reference"
+            larger = f", whose batch is {self.batch_times} times its own"
+            return who, f"the reference{larger if self.batch_times > 1 else ''}"
         if self.plan.against > 1:
             return who, pluralize(self.plan.against, "rank")
         return who, "1 GPU" if gpus else "1 rank"

@@ -42,6 +42,7 @@ class Settings:
     batch_times  the factor of each DataLoader's batch size
     order        the order of rows for DataLoaders; None: the program's own
     one_gpu      whether DataParallel uses its first GPU alone
+    no_dropout   whether dropout is switched off
     local        whether the gradients before synchronization are recorded, too
     """
 
@@ -52,6 +53,7 @@ class Settings:
     batch_times: int = 1
     order: Order | None = None
     one_gpu: bool = False
+    no_dropout: bool = False
     local: bool = False
 
     def to_json(self) -> str:

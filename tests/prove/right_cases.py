@@ -18,6 +18,7 @@ class Right:
                --nproc-per-node=1 or by showing one GPU
     against    the number of ranks of the reference, if it is not one
     gpus       the number of GPUs that the program sees, where `command` does not say it
+    no_dropout whether the proof switches dropout off
     needs      "virtual": the program runs on GPUs alone; "hf": it imports accelerate or
                transformers; "hf virtual": both
     """
@@ -27,6 +28,7 @@ class Right:
     reference: str | None = None
     against: int | None = None
     gpus: int | None = None
+    no_dropout: bool = False
     needs: str | None = None
 
 
@@ -46,6 +48,7 @@ DDP = (
     # Gradients travel in bfloat16, also with one rank. gloo has no such hook.
     Right("ddp_bf16_hook", f"{TWO} ddp_static.py --hook bf16_compress", needs="virtual"),
     Right("accumulation", f"{TWO} accumulation.py"),
+    Right("augmented", f"{TWO} augmented.py", no_dropout=True),
     Right("by_hand", f"{TWO} by_hand.py"),
     Right("tokens", f"{TWO} tokens.py"),
     Right("contrastive", f"{TWO} contrastive.py"),

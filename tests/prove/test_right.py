@@ -17,6 +17,7 @@ from multigpu import prove
 
 ALWAYS = (
     "data_parallel",
+    "augmented",
     "fsdp1_wrap",
     "fsdp2_bf16",
     "sequence_parallel",
@@ -43,6 +44,7 @@ def test_a_right_program_holds(
         gpus=case.gpus or (2 if "virtual" in needs else None),
         reference=case.reference,
         against=case.against,
+        no_dropout=case.no_dropout,
         timeout=100,
     )
     assert proof.verdict == "holds", str(proof)

@@ -19,7 +19,7 @@ def random_numbers(scene: Scene) -> Cause | None:
     return scene.cause(
         "random_numbers",
         f"the model draws random numbers in {where}, and each rank draws others than one GPU",
-        "switch that off for the proof (p=0 in Dropout, no noise), and prove again",
+        "prove with --no-dropout, or switch other noise off for the proof",
         unknown=True,
     )
 

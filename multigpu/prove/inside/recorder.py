@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, dataloader
 
-from multigpu.prove.inside import ending
+from multigpu.prove.inside import ending, randomness
 from multigpu.prove.inside.host import bare, number, numbers
 from multigpu.prove.inside.parts import (
     Tracked,
@@ -546,6 +546,9 @@ def start(settings: Settings) -> None:
     _wrap_ddp(recorder)
     if settings.one_gpu:
         _use_one_gpu()
+    if settings.no_dropout:
+        randomness.switch_dropout_off()
+    randomness.seed_rows()
     _wrap_clipping(recorder)
     _wrap_scaler(recorder)
     _wrap_loaders(recorder, settings.batch_times, settings.order)
