@@ -51,7 +51,9 @@ OPTIONS = {
     **dict.fromkeys(("ai_summer_ddp", "rentainhe_distributed"), "--steps 6"),
     "fsdp_tp": "--against 2",
     "lambdalabs_07_2d_parallel": "--gpus 4 --against 2",
-    **dict.fromkeys(("minGPT-ddp", "harvard_mnist_ddp"), "--no-dropout"),
+    **dict.fromkeys(
+        ("minGPT-ddp", "harvard_mnist_ddp", "princeton_02_mnist_ddp"), "--no-dropout"
+    ),
 }
 
 

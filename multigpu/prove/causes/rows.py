@@ -201,8 +201,8 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
         f"in step {scene.number} the ranks read other rows than one GPU does, in another "
         "order",
         "let the reference read in the same order (DistributedSampler also with one rank, "
-        "equal seeds), switch random augmentations off, or run `multigpu prove --self`, which "
-        "needs no reference",
+        "equal seeds), switch augmentations with generators of their own off, or run "
+        "`multigpu prove --self`, which needs no reference",
         unknown=True,
     )
 
