@@ -52,7 +52,8 @@ OPTIONS = {
     "fsdp_tp": "--against 2",
     "lambdalabs_07_2d_parallel": "--gpus 4 --against 2",
     **dict.fromkeys(
-        ("minGPT-ddp", "harvard_mnist_ddp", "princeton_02_mnist_ddp"), "--no-dropout"
+        ("minGPT-ddp", "harvard_mnist_ddp", "princeton_02_mnist_ddp", "lightning_fabric_ddp"),
+        "--no-dropout",
     ),
 }
 
