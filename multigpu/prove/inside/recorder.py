@@ -84,6 +84,8 @@ class Recorder:
         self.gathered: dict[str, int] = {}
         self.running: list[_Running] = []
         self.steps = 0
+        # Whether the first optimizer has made its last step.
+        self.over = False
 
     @functools.cached_property
     def path(self) -> Path:
@@ -99,6 +101,8 @@ class Recorder:
 
     def before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
         """The hook before a step: record now, or after the closure that computes gradients."""
+        if self.over and not self.running and self._known(optimizer).place == 0:
+            ending.end(self.folder)
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         self.running.append(_Running(optimizer))
         self.gathered = {}
@@ -189,7 +193,10 @@ class Recorder:
         append(self.path, step)
         if known.place == 0:
             self.steps = known.steps
-            if self.steps >= self._last_step(step):
+            self.over = self.steps >= self._last_step(step)
+            # Another optimizer's step can belong to this one's last step, as in a GAN. After
+            # the first step it is not known whether there is another.
+            if self.over and self.steps > 1 and len(self.optimizers) == 1:
                 ending.end(self.folder)
 
     def _last_step(self, step: Step) -> float:
@@ -617,7 +624,7 @@ def _wrap_ddp(recorder: Recorder) -> None:
 
 
 def _use_one_gpu() -> None:
-    """Let DataParallel use the first of its GPUs alone."""
+    """Let DataParallel, and the function data_parallel, use the first of their GPUs alone."""
 
     def make(original: Callable) -> Callable:
         def __init__(
@@ -632,7 +639,17 @@ def _use_one_gpu() -> None:
 
         return __init__
 
+    def on_one(original: Callable) -> Callable:
+        def data_parallel(
+            module: nn.Module, inputs: Any, device_ids: Any = None, *more: Any, **keywords: Any
+        ) -> Any:
+            first = [0] if device_ids is None else list(device_ids)[:1]
+            return original(module, inputs, first, *more, **keywords)
+
+        return data_parallel
+
     _replace(nn.DataParallel, "__init__", make)
+    _replace(nn.parallel, "data_parallel", on_one)
 
 
 def _wrap_clipping(recorder: Recorder) -> None:
