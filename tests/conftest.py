@@ -43,6 +43,13 @@ def two():
         yield devices
 
 
+@pytest.fixture(autouse=True)
+def no_setting_of_cublas():
+    """Remove the variable that a deterministic Trainer sets for its whole process."""
+    yield
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
 @pytest.fixture
 def no_process_group():
     """Destroy the default process group if there is one, so that the test can start its own.

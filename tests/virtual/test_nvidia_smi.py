@@ -13,6 +13,7 @@ from virtual_runs import virtual, write
 import multigpu
 from multigpu.errors import UserError
 from multigpu.virtual import nvidia_smi, record, shared_memory
+from multigpu.virtual import nvml as nvml_stand_in
 from multigpu.virtual.options import VARIABLE, Options
 from multigpu.virtual.visible import visible_gpus
 
@@ -121,6 +122,8 @@ def test_a_gpu_is_named_by_its_uuid():
 
 def test_pynvml_in_a_notebook(monkeypatch):
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    # Another test of this process can have called nvmlInit.
+    monkeypatch.setattr(nvml_stand_in, "_inits", 0)
     with multigpu.virtual_cuda(gpu=["A100-80GB", "T4"]):
         x = torch.ones(2**20, device="cuda:1")
         nvml = importlib.import_module("pynvml")
