@@ -426,7 +426,7 @@ class _Session:
         gpus = _gpus(comparison.parallel)
         who = pluralize(gpus, "GPU") if ranks == 1 else pluralize(ranks, "rank")
         if self.plan.given:
-            larger = f", whose batch is {self.batch_times} times its own"
+            larger = f", whose batch is {self.batch_times} times its own,"
             return who, f"the reference{larger if self.batch_times > 1 else ''}"
         if self.plan.against > 1:
             return who, pluralize(self.plan.against, "rank")

@@ -1,0 +1,72 @@
+"""What prove does to a reference: its batch, its last step, its GPUs, its random rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import right_cases
+
+from multigpu import prove
+from multigpu.prove.inside import randomness
+
+# A step of both optimizers; the replicas of the function data_parallel have a BatchNorm.
+GAN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width, result):
+        super().__init__()
+        layers = nn.Linear(width, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, result)
+        self.main = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return nn.parallel.data_parallel(self.main, x, range(2))
+
+
+torch.manual_seed(0)
+generator, judge = Net(4, 5).cuda(), Net(5, 1).cuda()
+optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (judge, generator)]
+made = generator(torch.randn(8, 4).cuda())
+(judge(torch.randn(8, 5).cuda()).sigmoid() - judge(made.detach())).mean().backward()
+optimizers[0].step()
+judge(made).sigmoid().mean().backward()
+optimizers[1].step()
+"""
+
+
+@pytest.mark.slow
+def test_one_step_of_a_gan_on_the_function_data_parallel(
+    in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference uses one GPU, and both runs reach the second optimizer's step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gan.py").write_text(GAN)
+    proof = prove.run("python gan.py", gpus=2, timeout=60)
+    assert proof.verdict == "fails" and proof.cause.kind == "batch_norm", str(proof)
+
+
+@pytest.mark.slow
+def test_a_given_reference_with_a_smaller_batch(
+    in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fabric.py").symlink_to(right_cases.FOLDER / "fabric.py")
+    start = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node="
+    proof = prove.run(f"{start}2 fabric.py", reference=f"{start}1 fabric.py", timeout=60)
+    assert proof.verdict == "holds", str(proof)
+    assert "equal the reference, whose batch is 2 times its own, in" in proof.line
+
+
+def test_numpy_is_seen_to_draw_a_whole_block() -> None:
+    """After 312 numbers its generator is at the place where it began."""
+
+    class Rows:
+        def __getitem__(self, number: int) -> np.ndarray:
+            return np.random.rand(312)
+
+    before = np.random.get_state()
+    first, drew = randomness._row(Rows(), 7)
+    assert drew and np.array_equal(first, randomness._row(Rows(), 7)[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
