@@ -249,7 +249,7 @@ def notebooks_check(stems: Stems = None) -> None:
     """Report notebooks that no longer match their sources; exit code 1 if there are any.
 
     It also reports cells that failed, were not executed, or were executed out of order,
-    outputs that are not those of the run, and a page of claims that is not that of the outputs.
+    outputs that are not those of the run, and a page of claims that is not made from them.
     """
     from multigpu import notebooks as pairs
     from multigpu.notebooks import claims

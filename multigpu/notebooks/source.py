@@ -1,19 +1,21 @@
 """A notebook's source: lessons/NN-slug/STEM.md, in jupytext's Markdown.
 
-Prose is prose, a fence is a cell, and the fence has the cell's tags. A cell with a program has
-no text of its own: it gets that of the functions or classes with these names in scripts/STEM.py.
+Prose is prose, a fence is a cell, and the fence has the cell's tags. A cell with a program
+has no text of its own: it gets that of the functions or classes with these names in
+scripts/STEM.py.
 
     ```python program="train_epoch accuracy"
     ```
 
 Links in the source are relative to its folder; in the notebook, to notebooks/. A notebook
-that continues a lesson is STEM_more.md, with the programs of scripts/STEM.py. The last cell, with
-links to the lessons before and after, is made from the table of lessons.
+that continues a lesson is STEM_more.md, with the programs of scripts/STEM.py. The last cell,
+with links to the lessons before and after, is made from the table of lessons.
 """
 
 import ast
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +41,7 @@ def path_of(stem: str, root: Path) -> Path | None:
 
 def stems(root: Path) -> set[str]:
     """The stems of all notebooks that have a source in Markdown."""
-    paths = (root / "lessons").glob("[0-9]*/*.md")
+    paths = (root / "lessons").glob("[0-9]*/[A-Z]*.md")
     return {path.stem for path in paths if path.name != "README.md"}
 
 
@@ -103,18 +105,21 @@ def program_text(script: Path, names: str, source: str) -> str:
     return "\n\n\n".join(parts)
 
 
-def relink(markdown: str, before: str, after: str) -> str:
+def relink(
+    markdown: str, before: str, after: str, moved_files: Mapping[str, str] | None = None
+) -> str:
     """The Markdown with its relative links changed from one folder to another.
 
-    Both folders are relative to the course's folder. Links to the web and to a place on the
-    same page stay as they are.
+    The folders, and the files that have moved to other places, are relative to the course's
+    folder. Links to the web and to a place on the same page stay as they are.
     """
 
     def moved(match: re.Match) -> str:
         target = match[1]
         if target.startswith("/"):
             return target
-        return posixpath.relpath(posixpath.join(before, target), after)
+        path = posixpath.normpath(posixpath.join(before, target))
+        return posixpath.relpath((moved_files or {}).get(path, path), after)
 
     return LINK.sub(moved, markdown)
 
