@@ -138,13 +138,15 @@ def _advance_clock(
     As with CUDA, the host waits for a copy from or to the host, unless the copy is
     non_blocking. A non_blocking copy from the host needs pinned memory.
     """
+    host = source if origin is None else moved if to is None else None
+    pinned = host is not None and host.is_pinned()
     if origin is None:
-        non_blocking = non_blocking and source.is_pinned()
+        non_blocking = non_blocking and pinned
     ends = (HOST if origin is None else origin.index, HOST if to is None else to.index)
     nbytes = source.numel() * source.element_size()
     wait = HOST in ends and not non_blocking
     clock = (to or origin).machine.clock
-    clock.transfer(*ends, nbytes, wait=wait)
+    clock.transfer(*ends, nbytes, wait=wait, pinned=pinned)
     note_transfer(clock, _contents(origin, to, source))
     if clock.num_backwards and to is not None:
         clock.note_gradients([moved])
