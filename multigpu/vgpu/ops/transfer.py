@@ -108,9 +108,6 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         moved = unknown_tensor(func(source._payload, **options))
     elif to is None:
         moved = func(source._payload, **options, device=device)
-        if kwargs.get("non_blocking", False) and moved.layout is torch.strided:
-            # As on CUDA, where the host continues while the copy is under way.
-            mark_as_pinned(moved)
     else:
         dtype = options.get("dtype") or source.dtype
         nbytes = source.numel() * dtype.itemsize
@@ -122,6 +119,9 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         else:
             location = payload_device(to, dtype, source.numel())
         moved = wrap_new(func(payload, **options, device=location), to)
+    if to is None and kwargs.get("non_blocking", False) and moved.layout is torch.strided:
+        # As on CUDA, where the host continues while the copy is under way.
+        mark_as_pinned(moved)
     _advance_clock(origin, to, source, moved, bool(kwargs.get("non_blocking", False)))
     return moved
 
