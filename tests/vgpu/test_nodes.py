@@ -8,7 +8,12 @@ from virtual_ranks import run_ranks
 from multigpu import vgpu
 from multigpu.vgpu import LINKS, Link
 from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.network import Network, collective_seconds, transfer_seconds
+from multigpu.vgpu.sim.network import (
+    Network,
+    collective_seconds,
+    host_copy_seconds,
+    transfer_seconds,
+)
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 # 10 MB/s and 10 ms between nodes, for each GPU.
@@ -31,7 +36,7 @@ def test_a_transfer_between_two_nodes_takes_the_network():
         upload = copy_seconds("cpu", devices[3])
     assert inside == pytest.approx(1e-3 + 1e-3)
     assert across == pytest.approx(1e-2 + 1e-1)
-    assert upload == pytest.approx(transfer_seconds(1e6, LINKS["PCIe3"]))
+    assert upload == pytest.approx(host_copy_seconds(1e6, LINKS["PCIe3"], False))
 
 
 def test_without_nodes_every_transfer_takes_the_link():

@@ -12,14 +12,15 @@ from torch import nn
 from multigpu import vgpu
 from multigpu.vgpu.sim import machine
 from multigpu.vgpu.sim.clock import HOST, Event
+from multigpu.vgpu.sim.network import host_copy_seconds
 from multigpu.vgpu.sim.notes import take_events
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS
 from multigpu.vgpu.sim.streams import INTERRUPTED, Engine
 
 # `x.add_(1)` on a megabyte: read and written at 1 GB/s.
 ADD = 2e-3 + KERNEL_OVERHEAD
-PCIE = LINKS["PCIe3"]
-UPLOAD = PCIE.latency + 1e6 / PCIE.bandwidth
+# A copy of 10 MB from pinned memory over PCIe 3.
+COPY = host_copy_seconds(1e7, LINKS["PCIe3"], pinned=True)
 
 
 @pytest.fixture
@@ -459,17 +460,14 @@ def prefetching(device: torch.device, overlap: bool, waits: bool = True) -> vgpu
 
 
 def test_prefetching_on_a_side_stream_hides_the_copies():
-    gpu = vgpu.Gpu(
-        "as fast as its link", 2**34, PCIE.bandwidth, 1e12, 1e12, 1e12, 1e12, "PCIe3"
-    )
+    gpu = vgpu.Gpu("as fast as its copies", 2**34, 1e7 / COPY, 1e12, 1e12, 1e12, 1e12, "PCIe3")
     timelines = []
     for overlap in (True, False):
         with vgpu.running(count=1, gpu=gpu) as (device,):
             timelines.append(prefetching(device, overlap))
     hidden, serial = timelines
-    copy = PCIE.latency + 1e7 / PCIE.bandwidth
-    assert serial.end - serial.start == pytest.approx(8 * 2 * copy, rel=0.02)
-    assert hidden.end - hidden.start == pytest.approx(9 * copy, rel=0.02)
+    assert serial.end - serial.start == pytest.approx(8 * 2 * COPY, rel=0.02)
+    assert hidden.end - hidden.start == pytest.approx(9 * COPY, rel=0.02)
     assert hidden.overlap(0) == pytest.approx(7 / 9, abs=0.02) and serial.overlap(0) == 0
     for timeline in timelines:
         kernels = [event for event in timeline.events if event.name == "sum"]

@@ -83,4 +83,7 @@ def mark_as_pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_marked_as_pinned(tensor: torch.Tensor) -> bool:
     """Whether `mark_as_pinned` has marked a tensor of the host, or one whose view it is."""
-    return hasattr(tensor.untyped_storage(), "pinned_for_vgpu")
+    # A sparse tensor has no storage.
+    return tensor.layout is torch.strided and hasattr(
+        tensor.untyped_storage(), "pinned_for_vgpu"
+    )

@@ -108,9 +108,6 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         moved = unknown_tensor(func(source._payload, **options))
     elif to is None:
         moved = func(source._payload, **options, device=device)
-        if kwargs.get("non_blocking", False) and moved.layout is torch.strided:
-            # As on CUDA, where the host continues while the copy is under way.
-            mark_as_pinned(moved)
     else:
         dtype = options.get("dtype") or source.dtype
         nbytes = source.numel() * dtype.itemsize
@@ -122,6 +119,9 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         else:
             location = payload_device(to, dtype, source.numel())
         moved = wrap_new(func(payload, **options, device=location), to)
+    if to is None and kwargs.get("non_blocking", False) and moved.layout is torch.strided:
+        # As on CUDA, where the host continues while the copy is under way.
+        mark_as_pinned(moved)
     _advance_clock(origin, to, source, moved, bool(kwargs.get("non_blocking", False)))
     return moved
 
@@ -138,13 +138,15 @@ def _advance_clock(
     As with CUDA, the host waits for a copy from or to the host, unless the copy is
     non_blocking. A non_blocking copy from the host needs pinned memory.
     """
+    host = source if origin is None else moved if to is None else None
+    pinned = host is not None and host.is_pinned()
     if origin is None:
-        non_blocking = non_blocking and source.is_pinned()
+        non_blocking = non_blocking and pinned
     ends = (HOST if origin is None else origin.index, HOST if to is None else to.index)
     nbytes = source.numel() * source.element_size()
     wait = HOST in ends and not non_blocking
     clock = (to or origin).machine.clock
-    clock.transfer(*ends, nbytes, wait=wait)
+    clock.transfer(*ends, nbytes, wait=wait, pinned=pinned)
     note_transfer(clock, _contents(origin, to, source))
     if clock.num_backwards and to is not None:
         clock.note_gradients([moved])

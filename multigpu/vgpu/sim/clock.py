@@ -35,7 +35,7 @@ import torch
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.event import HOST, Event
 from multigpu.vgpu.sim.host_thread import NO_BACKWARD, Backward, HostThread
-from multigpu.vgpu.sim.network import Network, transfer_seconds
+from multigpu.vgpu.sim.network import Network, host_copy_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS, Gpu
 from multigpu.vgpu.sim.streams import DEFAULT, INTERRUPTED, Engine, Sms, StreamClock
 
@@ -188,23 +188,27 @@ class Clock:
             return "update"
         return "forward" if _graph_task() == NO_BACKWARD else "backward"
 
-    def transfer(self, source: int, destination: int, nbytes: int, wait: bool) -> None:
+    def transfer(
+        self, source: int, destination: int, nbytes: int, wait: bool, pinned: bool = False
+    ) -> None:
         """Copy `nbytes` bytes between two devices, one of which can be HOST.
 
-        With `wait` the host continues only when the bytes have arrived.
+        With `wait` the host continues only when the bytes have arrived. `pinned` says whether
+        the host's memory is pinned.
         """
         host = self.host_thread()
         pair = (source, destination)
         device, peer = pair if source != HOST else (destination, HOST)
         if peer == HOST:
-            link = self.host_links[device]
+            seconds = host_copy_seconds(nbytes, self.host_links[device], pinned)
         else:
             link = self.network.path(self.nodes[source], self.nodes[destination])
+            seconds = transfer_seconds(nbytes, link)
         self.copied[pair] += nbytes
         launched = host.launch(device, _graph_task())
         streams = [host.stream(place) for place in pair if place != HOST]
         ready = max(launched, *(stream.free_at for stream in streams))
-        start, end = self.copy_engines[pair].run(ready, transfer_seconds(nbytes, link))
+        start, end = self.copy_engines[pair].run(ready, seconds)
         for stream in streams:
             stream.delay(end)
         name = f"{device_name(source)} → {device_name(destination)}"

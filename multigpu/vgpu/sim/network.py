@@ -47,6 +47,11 @@ from multigpu.vgpu.sim.presets import NETWORKS, Link
 Algorithm = Literal["ring", "tree", "hierarchical"]
 
 LL, LL128, SIMPLE = range(3)
+# A copy between a GPU and the host's pinned memory reaches this part of the link; one with
+# pageable memory goes by way of a pinned buffer, which a core of the host fills, in bytes/s.
+# Measured on one H100 with PCIe 5 (benchmarks/gpu, 256 MiB: 54.4 of 63 GB/s, 8.2 to 13.6).
+PINNED_SHARE = 0.86
+PAGEABLE = 10e9
 # A protocol for links without NCCL's figures.
 PLAIN = None
 # Seconds before the first step: LL, LL128, Simple (baseLatencies).
@@ -195,6 +200,14 @@ def transfer_seconds(nbytes: float, link: Link) -> float:
     NCCL's tuning model has no send and receive.
     """
     return link.latency + nbytes / link.bandwidth
+
+
+def host_copy_seconds(nbytes: float, link: Link, pinned: bool) -> float:
+    """Seconds of a copy between a GPU and pinned or pageable memory of the host."""
+    bandwidth = PINNED_SHARE * link.bandwidth
+    if not pinned:
+        bandwidth = min(bandwidth, PAGEABLE)
+    return link.latency + nbytes / bandwidth
 
 
 def collective_seconds(
