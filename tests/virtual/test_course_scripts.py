@@ -24,7 +24,6 @@ RUNS = {
     "02": (2, (), "PT_CNN_DataParallel", ()),
     "03": (2, (), "PT_CNN_ModelParallel", ()),
     "03, pipeline": (2, TORCHRUN, "PT_CNN_Pipeline", ()),
-    "04": (2, (), "PT_CNN_DDPSpawn", ()),
     "05": (2, TORCHRUN, "PT_CNN_MultiGPU", ()),
     "05, accumulation": (2, TORCHRUN, "PT_CNN_MultiGPU", ("--accumulate", 2)),
     "06": (4, TORCHRUN, "PT_CNN_HybridParallel", ()),
