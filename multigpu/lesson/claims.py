@@ -36,7 +36,7 @@ def claim(says: str, *, holds: str, because: str, when: bool) -> None:
             f"“{says}”: with these numbers the lesson's answer, “{holds}”, is not right "
             f"({because}). Which cell did you change?"
         )
-    plain = f"Textbooks: {says}.\nHere: {holds}. {because}."
+    plain = f"Textbooks: {says}.\nHere: {holds}: {because}."
     from IPython.core.getipython import get_ipython
 
     if get_ipython() is None:
@@ -44,7 +44,7 @@ def claim(says: str, *, holds: str, because: str, when: bool) -> None:
         return
     from IPython.display import display
 
-    shown = f"**Textbooks:** {says}.\n\n**Here:** {holds}. {because}."
+    shown = f"**Textbooks:** {says}.\n\n**Here:** {holds}: {because}."
     found = {"says": says, "holds": holds, "because": because}
     display(
         {"text/plain": plain, "text/markdown": shown}, raw=True, metadata={METADATA: found}
