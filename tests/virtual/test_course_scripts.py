@@ -20,7 +20,6 @@ EXACT = ["dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allred
 OTHERS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async")
 # Lesson → (GPUs, launcher, script, more flags)
 RUNS = {
-    "01": (1, (), "PT_CNN_SingleGPU", ()),
     "02": (2, (), "PT_CNN_DataParallel", ()),
     "03": (2, (), "PT_CNN_ModelParallel", ()),
     "03, pipeline": (2, TORCHRUN, "PT_CNN_Pipeline", ()),
