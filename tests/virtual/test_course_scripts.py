@@ -22,8 +22,6 @@ OTHERS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized", "
 RUNS = {
     "01": (1, (), "PT_CNN_SingleGPU", ()),
     "02": (2, (), "PT_CNN_DataParallel", ()),
-    "03": (2, (), "PT_CNN_ModelParallel", ()),
-    "03, pipeline": (2, TORCHRUN, "PT_CNN_Pipeline", ()),
     "04": (2, (), "PT_CNN_DDPSpawn", ()),
     "05": (2, TORCHRUN, "PT_CNN_MultiGPU", ()),
     "05, accumulation": (2, TORCHRUN, "PT_CNN_MultiGPU", ("--accumulate", 2)),
@@ -43,7 +41,7 @@ RUNS = {
 
 
 # One for each way to use several GPUs; `make test-jobs` runs all.
-ALWAYS = ("02", "03, pipeline", "05, accumulation", "06", "11, fp16 with its scaler")
+ALWAYS = ("02", "05, accumulation", "06", "11, fp16 with its scaler")
 MORE = [name for name in RUNS if name not in ALWAYS]
 on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
 
