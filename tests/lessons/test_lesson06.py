@@ -421,18 +421,3 @@ def test_fsdp_is_faster_than_stages_unless_weights_cross_a_slow_network(tmp_path
     # of a layer. No GPU has the whole model.
     for four, nodes, *_ in found["peaks"]:
         assert 16.5 / 4 + 4 < four < nodes - 3 and 16.5 / 2 + 4 < nodes < 16
-
-
-def test_both_lessons_have_the_same_halves():
-    """Lessons 03 and 06 each define the class Halves: layers and devices are equal."""
-    import PT_CNN_ModelParallel
-
-    with vgpu.running(2) as (first, second):
-        placements = []
-        for halves in (
-            lesson.Halves(first, second, 2),
-            PT_CNN_ModelParallel.Halves(first, second),
-        ):
-            placement = [(n, p.device, p.shape) for n, p in halves.named_parameters()]
-            placements.append(placement)
-        assert placements[0] == placements[1]
