@@ -27,7 +27,6 @@ RUNS = {
     "04": (2, (), "PT_CNN_DDPSpawn", ()),
     "05": (2, TORCHRUN, "PT_CNN_MultiGPU", ()),
     "05, accumulation": (2, TORCHRUN, "PT_CNN_MultiGPU", ("--accumulate", 2)),
-    "06": (4, TORCHRUN, "PT_CNN_HybridParallel", ()),
     "09": (2, TORCHRUN, "PTL_multiGPU", ("--accelerator", "gpu")),
     "10": (2, (), "PTL_Strategies", ("--strategy", *EXACT)),
     "10, ddp2": (4, (), "PTL_Strategies", ("--strategy", "ddp2")),
@@ -43,7 +42,7 @@ RUNS = {
 
 
 # One for each way to use several GPUs; `make test-jobs` runs all.
-ALWAYS = ("02", "03, pipeline", "05, accumulation", "06", "11, fp16 with its scaler")
+ALWAYS = ("02", "03, pipeline", "05, accumulation", "11, fp16 with its scaler")
 MORE = [name for name in RUNS if name not in ALWAYS]
 on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
 
