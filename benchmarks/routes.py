@@ -131,7 +131,7 @@ def _replica_of_stages() -> vgpu.Timeline:
 
     first, second = vgpu.start(2, compute=False)
     dist.init_process_group("vgpu")
-    model = DDP(Halves(first, second, MICRO_BATCHES, **WIDE))
+    model = DDP(Halves(CNN(**WIDE), (first, second), MICRO_BATCHES))
     return third_step(model, first, second, BATCH // 2)
 
 

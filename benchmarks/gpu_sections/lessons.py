@@ -50,7 +50,7 @@ def runs(gpus: int, device: str) -> Iterator[Run]:
     yield Run("PT_CNN_MultiGPU", ("--spawn", ranks), "spawned")
     yield Run("PT_CNN_MultiGPU", (), "under torchrun")
     yield Run("PT_CNN_MultiGPU", ("--spawn", 1, "--amp"), "with --amp", proves=False)
-    yield Run("PT_CNN_HybridParallel", ("--spawn", 1))
+    yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
     yield Run("PTL_multiGPU", ("--accelerator", accelerator, "--devices", ranks))
     exact = ("ddp", "horovod", "bagua:gradient_allreduce")
     yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", *exact), "ranks")

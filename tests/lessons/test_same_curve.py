@@ -15,7 +15,6 @@ ROUTES = {
     "PT_CNN_DDPSpawn": ("--nprocs", 2),
     "PT_CNN_MultiGPU": ("--spawn", 2),
     "PT_CNN_Elastic": (),
-    "PT_CNN_HybridParallel": ("--spawn", 3, "--micro-batches", 2),
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
     "TF_CNN_MultiNode": ("--spawn", 2),
