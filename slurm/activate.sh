@@ -45,13 +45,14 @@ elif ! has_packages; then
     has_packages || conda_activate multigpu
 fi
 has_packages ||
-    error "$script needs $packages, and $(command -v python || echo Python) does not have it: submit \
-again with COURSE_ENV=FOLDER before sbatch, where FOLDER is an environment that has it." || return
+    error "no Python with $packages, which $script imports (python is $(command -v python ||
+        echo missing)): submit again with COURSE_ENV=FOLDER before sbatch, where FOLDER is an \
+environment that has it." || return
 
 # ---- the classroom cluster --------------------------------------------------------------------
 # Slurm counts GPUs on its nodes, but there is no CUDA. The job file of a script that needs CUDA
-# starts again here, with as many virtual GPUs.
-if [ "$SLURM_CLUSTER_NAME$needs_cuda" = multigpu-classroomyes ] && [ -z "$MULTIGPU_VIRTUAL" ]; then
+# starts again here, with as many virtual GPUs. For your own script: NEEDS_CUDA=yes before sbatch.
+if [ "$SLURM_CLUSTER_NAME/$NEEDS_CUDA" = multigpu-classroom/yes ] && [ -z "$MULTIGPU_VIRTUAL" ]; then
     unset COURSE_ENV COURSE_MODULES # they are active
     exec multigpu virtual --gpus "$SLURM_GPUS_ON_NODE" --gpus-per-node "$SLURM_GPUS_ON_NODE" \
         --between-nodes Ethernet25 bash "$0" "$@"
@@ -70,9 +71,11 @@ done
 # chooses, and name the right network (`ip link` lists them).
 #export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=ib0
 
-# ---- threads ----------------------------------------------------------------------------------
+# ---- threads, and lines in the log --------------------------------------------------------------
 # A process gets as many threads as its task has cores. Else it would start one per core of the
-# node, and the processes of a node would slow each other down.
-export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+# node, and the processes of a node would slow each other down. The classroom cluster's cores are
+# simulated, too. Python writes each line to the log at once.
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} PYTHONUNBUFFERED=1
+[ "$SLURM_CLUSTER_NAME" != multigpu-classroom ] || OMP_NUM_THREADS=1
 
 echo "$(command -v python) on $SLURM_JOB_NODELIST, rendezvous: $MASTER_ADDR:$MASTER_PORT"

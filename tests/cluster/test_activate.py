@@ -102,8 +102,8 @@ def test_a_course_env_that_does_not_work(tmp_path: Path, activate):
     active = environment(tmp_path / "active")
     broken = environment(tmp_path / "broken", packages="numpy")
     code, message = activate(path=active, COURSE_ENV=str(broken))
-    assert code == 2 and "mine.py needs multigpu torch" in message
-    assert f"{broken}/bin/python does not have it" in message and "COURSE_ENV" in message
+    assert code == 2 and "multigpu torch, which mine.py imports" in message
+    assert f"python is {broken}/bin/python" in message and "COURSE_ENV" in message
     code, message = activate(path=active, COURSE_ENV="/nowhere")
     assert code == 2 and "COURSE_ENV is '/nowhere'" in message
 

@@ -129,7 +129,7 @@ def test_the_lines_that_replace_activate_sh(path: Path, shell: Path):
     if path.stem == DEMONSTRATION:
         (new,) = re.findall(r"Without activate\.sh, `(source \S+)`", text)
     else:
-        (new,) = re.findall(r"Without activate\.sh, .*\n.*:\n((?:#     .*\n)+)", text)
+        (new,) = re.findall(r"with `shared`:\n((?:#     .*\n)+)", text)
         new = new.replace("#     ", "")
     old = re.findall(r"(?m)^[^#\n]*\bshared\b.*\n", text)
     assert len(old) == 3 and "".join(old) in text
@@ -287,7 +287,8 @@ def test_other_sizes_on_the_command_line_and_gres_in_the_file(cluster, root: Pat
 def test_a_rank_that_dies_ends_the_job_at_once(cluster, root: Path):
     # The other ranks would sleep for ten minutes.
     job = cluster.job(LESSON, "--one-dies", cwd=root, timeout=90)
-    assert job.state == "FAILED" and job.exit_code == 1, job.log
+    # torchrun's, or that of the torchrun which srun has ended
+    assert job.state == "FAILED" and job.exit_code in (1, 143), job.log
     assert len(ranks(job.log)) == 4
 
 
