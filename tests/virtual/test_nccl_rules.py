@@ -26,6 +26,22 @@ os._exit(0)
         assert "Duplicate GPU detected : rank" in text
 
 
+def test_srun_with_one_gpu_on_each_of_two_nodes(tmp_path):
+    """Both are cuda:0, of different machines: Slurm says which."""
+    found = results(
+        tmp_path,
+        """
+os.environ["SLURM_NODEID"] = os.environ["RANK"]
+dist.init_process_group("nccl")
+ones = full(1)
+dist.all_reduce(ones)
+print(json.dumps(ones.tolist()), flush=True)
+os._exit(0)
+""",
+    )
+    assert found == [[2.0], [2.0]]
+
+
 def test_what_nccl_refuses_leaves_the_group_as_it_was(tmp_path):
     found = results(
         tmp_path,
