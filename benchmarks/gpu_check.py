@@ -79,7 +79,6 @@ PLANS = (
     Plan("amp", "Mixed precision", 30),
     Plan("nccl", "NCCL with one rank", 25),
     Plan("shared_gpu", "Two ranks on one GPU, over gloo", 30),
-    Plan("beside", "Virtual GPUs beside the real one", 25),
     Plan("prove", "multigpu prove on this GPU", 150),
     Plan("lessons", "The lessons' scripts", 150),
 )

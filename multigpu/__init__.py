@@ -1,22 +1,49 @@
-"""The library of the course on training with many GPUs."""
+"""The library of the course on training with many GPUs.
 
+    import multigpu
+    first, second = multigpu.gpus(2)
+
+`gpus` gives the devices cuda:0, cuda:1, …: real GPUs, or virtual ones. What virtual GPUs have
+and CUDA has no name for is here: `timeline`, `elapsed`, `label`, `memory_held`, `marked`,
+`number_micro_batches`, and the tables of GPUs and links that can be simulated. `open_lesson`
+begins a lesson's notebook.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multigpu.vgpu.choice import gpus as gpus
-    from multigpu.virtual.cells import virtual_cuda as virtual_cuda
+    from multigpu.lesson import open_lesson as open_lesson
+    from multigpu.vgpu.control import elapsed as elapsed
+    from multigpu.vgpu.control import label as label
+    from multigpu.vgpu.control import marked as marked
+    from multigpu.vgpu.control import memory_held as memory_held
+    from multigpu.vgpu.control import number_micro_batches as number_micro_batches
+    from multigpu.vgpu.control import timeline as timeline
+    from multigpu.vgpu.sim.presets import GPUS as GPUS
+    from multigpu.vgpu.sim.presets import LINKS as LINKS
+    from multigpu.vgpu.sim.presets import NETWORKS as NETWORKS
+    from multigpu.vgpu.sim.presets import Gpu as Gpu
+    from multigpu.vgpu.sim.presets import Link as Link
+    from multigpu.vgpu.sim.timeline import Timeline as Timeline
+    from multigpu.virtual.choice import gpus as gpus
 
 __version__ = "0.1.0"
 
+# Some need torch, whose import takes a second: each is imported when it is used.
+_PLACES = {
+    "gpus": "multigpu.virtual.choice",
+    "open_lesson": "multigpu.lesson",
+    "Timeline": "multigpu.vgpu.sim.timeline",
+    **dict.fromkeys(
+        ("elapsed", "label", "marked", "memory_held", "number_micro_batches", "timeline"),
+        "multigpu.vgpu.control",
+    ),
+    **dict.fromkeys(("GPUS", "LINKS", "NETWORKS", "Gpu", "Link"), "multigpu.vgpu.sim.presets"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    # These need torch, whose import takes a second: import them only when they are used.
-    if name == "gpus":
-        from multigpu.vgpu.choice import gpus
-
-        return gpus
-    if name == "virtual_cuda":
-        from multigpu.virtual.cells import virtual_cuda
-
-        return virtual_cuda
-    raise AttributeError(f"module 'multigpu' has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'multigpu' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

@@ -66,6 +66,7 @@ PARTS = {
     "weights": Look(BLUE, "white"),
     "gradients": Look(SKY_BLUE, "black"),
     "optimizer": Look(PURPLE, "black", "..."),
+    "workspaces": Look(GREY, "black", "ooo"),
     "activations": Look(YELLOW, "black"),
     "activations and other": Look(YELLOW, "black"),
     "16-bit copies": Look(ORANGE, "black", "///"),

@@ -43,6 +43,18 @@ def two():
         yield devices
 
 
+@pytest.fixture
+def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof's programs run in forks of the warm process, which keep its hash seed."""
+    import warm
+
+    from multigpu.prove import processes
+
+    monkeypatch.setattr(sys, "executable", str(warm.python()))
+    monkeypatch.setattr(processes, "SAME_IN_EACH_RUN", {})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 @pytest.fixture(autouse=True)
 def no_setting_of_cublas():
     """Remove the variable that a deterministic Trainer sets for its whole process."""

@@ -1,7 +1,6 @@
-"""The longer experiments of lesson 02: what a step carries, and speed-ups over one GPU."""
+"""The longer experiments of lesson 02: memory, what a step carries, speed-ups over one GPU."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +9,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigpu import vgpu
+import multigpu
 from multigpu.models import CNN
 
+MIB = 2**20
+IMAGE = (1, 28, 28)
+BATCHES = [2**k for k in range(6, 17, 2)]
+# GPU and link of the sweeps, by the name of the curve.
+MACHINES = {
+    "V100, NVLink2": ("V100-16GB", "NVLink2"),
+    "V100, PCIe3": ("V100-16GB", "PCIe3"),
+    "H100, NVLink4": ("H100-80GB", "NVLink4"),
+}
 
-def carried(timeline: vgpu.Timeline) -> Callable[[Any], str]:
+
+def carried(timeline: multigpu.Timeline) -> Callable[[Any], str]:
     """A function that names what a transfer of the step carries: `contents` of Timeline.plot.
 
     An arrow says where it goes: ↓ to the second GPU, ↑ to the first. Images from the host have
@@ -33,58 +42,70 @@ def carried(timeline: vgpu.Timeline) -> Callable[[Any], str]:
     return name
 
 
-@contextmanager
-def other_gpus(count: int, **machine: Any) -> Iterator[list[torch.device]]:
-    """Run other virtual GPUs in a `with` block, in the place of those that are running.
-
-    At its end as many V100s as before are running. Their devices are the same; tensors that
-    were on them are lost. `machine` has the keywords of vgpu.running.
-    """
-    before = len(vgpu.devices())
-    vgpu.stop()
-    try:
-        with vgpu.running(count, **machine) as gpus:
-            yield gpus
-    finally:
-        if before:
-            vgpu.start(before)
-
-
-def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:
-    """The simulated seconds of one training step with `batch` images of 28×28 from the host.
+class Training:
+    """Steps of a CNN on images of 28×28 from the host, with SGD.
 
     With `parallel` all GPUs compute: by nn.DataParallel or, if this process is a rank, by DDP,
     with an equal part of the batch on each rank's GPU. Otherwise the first GPU computes alone.
     """
-    model = CNN((1, 28, 28)).to(gpus[0])
-    forward: nn.Module = model
-    if parallel and dist.is_initialized():
-        forward = DistributedDataParallel(model)
-        batch = -(-batch // dist.get_world_size())
-    elif parallel:
-        forward = nn.DataParallel(model, gpus)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images = torch.empty(batch, 1, 28, 28)
-    labels = torch.zeros(batch, dtype=torch.long, device=gpus[0])
-    for _ in range(3):  # the first two warm up: in the second one DDP prepares its buckets
-        began = vgpu.elapsed()
-        optimizer.zero_grad()
-        F.cross_entropy(forward(images.to(gpus[0])), labels).backward()
-        optimizer.step()
-    return vgpu.elapsed() - began
+
+    def __init__(self, gpus: list[torch.device], batch: int, parallel: bool = True):
+        self.gpu = gpus[0]
+        self.model: nn.Module = CNN(IMAGE).to(self.gpu)
+        if parallel and dist.is_initialized():
+            self.model = DistributedDataParallel(self.model)
+            batch = -(-batch // dist.get_world_size())
+        elif parallel:
+            self.model = nn.DataParallel(self.model, gpus)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
+        self.images = torch.zeros(batch, *IMAGE)
+        # The labels are on the GPU already, so a step sends images only.
+        self.labels = torch.zeros(batch, dtype=torch.long, device=self.gpu)
+
+    def forward(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        return F.cross_entropy(self.model(self.images.to(self.gpu)), self.labels)
+
+    def step(self) -> None:
+        self.forward().backward()
+        self.optimizer.step()
+
+    def timeline(self) -> multigpu.Timeline:
+        """The third step: in the second one DDP prepares its buckets."""
+        for _ in range(3):
+            began = multigpu.elapsed()
+            self.step()
+        return multigpu.timeline(since=began)
 
 
-def breakdown(gpus: list[torch.device], batch: int) -> dict[str, float]:
-    """What the first GPU's time in a step of DataParallel is used for, as fractions.
+def memory_of_a_step(
+    gpus: list[torch.device], batch: int
+) -> tuple[dict[str, dict[str, float]], list[float]]:
+    """What each GPU holds before and after backward, by use, and its peak, in MiB."""
+    training = Training(gpus, batch)
+    training.step()  # it makes the optimizer's state
+    loss = training.forward()
+    moments = {"before": multigpu.memory_held(training.model, training.optimizer)}
+    loss.backward()
+    moments["after"] = multigpu.memory_held(training.model, training.optimizer)
+    held = {
+        f"{gpu}, {moment} backward": {
+            use: size / MIB for use, size in of_gpus[gpu].items() if size
+        }
+        for gpu in gpus
+        for moment, of_gpus in moments.items()
+    }
+    return held, [torch.cuda.max_memory_allocated(gpu) / MIB for gpu in gpus]
 
-    {"compute": …, "transfer": …, "bubble": …, "launch": …}, as of vgpu.Timeline.breakdown.
-    """
-    duration = seconds(gpus, batch, parallel=True)
-    return vgpu.timeline(since=vgpu.elapsed() - duration).breakdown(gpus[0])
+
+def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:
+    """The simulated seconds of one training step with `batch` images."""
+    step = Training(gpus, batch, parallel).timeline()
+    return step.end - step.start
 
 
 def speedup(gpus: list[torch.device], batch: int) -> float:
-    """How many times as fast all GPUs are as the first one alone; see `seconds`."""
+    """How many times as fast all GPUs are as the first one alone."""
     return seconds(gpus, batch, parallel=False) / seconds(gpus, batch, parallel=True)
 
 
@@ -103,3 +124,48 @@ def break_even(gpus: list[torch.device], precision: int = 50) -> int:
         else:
             too_small = middle
     return round(enough / precision) * precision
+
+
+def sweep(count: int = 2) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Speed-ups by machine over BATCHES, and each machine's break-even; prints both.
+
+    It also prints what the first GPU's time is used for in the smallest and the largest step.
+    """
+    speedups, limits = {}, {}
+    for name, (gpu, link) in MACHINES.items():
+        with multigpu.gpus(count, gpu=gpu, link=link, shapes_only=True) as gpus:
+            speedups[name] = [speedup(gpus, batch) for batch in BATCHES]
+            limits[name] = break_even(gpus)
+            shown = zip(BATCHES, speedups[name], strict=True)
+            print(f"{name}: as fast as one GPU at a batch of {limits[name]:,}")
+            print("    " + ", ".join(f"{batch:,}: {faster:.2f}×" for batch, faster in shown))
+            for batch in (BATCHES[0], BATCHES[-1]):
+                used = Training(gpus, batch).timeline().breakdown(gpus[0])
+                shares = [f"{what} {share:.0%}" for what, share in used.items() if share]
+                print(f"    first GPU, batch of {batch:,}: {', '.join(shares)}")
+    return speedups, limits
+
+
+def ddp() -> tuple[multigpu.Timeline, list[float], int]:
+    """As one of two ranks with V100s: a step of 256 images, times of BATCHES, break-even."""
+    gpus = multigpu.gpus(2, gpu="V100-16GB", link="NVLink2", shapes_only=True)
+    dist.init_process_group("nccl")
+    gpu = gpus[dist.get_rank()]
+    torch.cuda.set_device(gpu)
+    step = Training([gpu], 256).timeline()
+    times = [seconds([gpu], batch, parallel=True) for batch in BATCHES]
+    return step, times, break_even([gpu], precision=10)
+
+
+def compare_times(of_ddp: list[float]) -> dict[int, tuple[float, float, float]]:
+    """The ms of a step on a V100, with DataParallel and DDP on two, by batch; prints them."""
+    found = {}
+    with multigpu.gpus(2, gpu="V100-16GB", link="NVLink2", shapes_only=True) as gpus:
+        for batch, in_ddp in zip(BATCHES, of_ddp, strict=True):
+            alone, both = (seconds(gpus, batch, parallel) for parallel in (False, True))
+            found[batch] = (1e3 * alone, 1e3 * both, 1e3 * in_ddp)
+            print(
+                f"{batch:,} images, ms per step: one GPU {found[batch][0]:.2f}, DataParallel "
+                f"{found[batch][1]:.2f}, DDP {found[batch][2]:.2f}"
+            )
+    return found

@@ -5,26 +5,12 @@ python lessons/02-data-parallel/picture.py
 
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from experiments import carried
-from torch import nn
+from experiments import Training, carried
 
-from multigpu import vgpu
-from multigpu.models import CNN
+import multigpu
 
-with vgpu.running(2, compute=False) as gpus:
-    model = nn.DataParallel(CNN((1, 28, 28)).to(gpus[0]), gpus)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images = torch.empty(1024, 1, 28, 28)
-    # The labels are on the GPU before the step, so each transfer of inputs carries images.
-    labels = torch.empty(1024, dtype=torch.long, device=gpus[0])
-    for _ in range(2):  # the first step warms up
-        began = vgpu.elapsed()
-        optimizer.zero_grad()
-        F.cross_entropy(model(images.to(gpus[0])), labels).backward()
-        optimizer.step()
-    timeline = vgpu.timeline(since=began)
+gpus = multigpu.gpus(2, gpu="V100-16GB", link="NVLink2", shapes_only=True)
+timeline = Training(gpus, 1024).timeline()
 
 notes = [timeline.notes.get(event) for event in timeline.events]
 assert notes.count("weights") == 1

@@ -131,11 +131,11 @@ def horovodrun_command(
     raise SystemExit(horovodrun.run(arguments))
 
 
-# ---- multigpu notebooks: each notebook matches its script -----------------------------------
+# ---- multigpu notebooks: each notebook matches its source -----------------------------------
 
 notebooks = typer.Typer(
     no_args_is_help=True,
-    help="Make the notebooks from their scripts, and check that they match.",
+    help="Make the notebooks from their sources, and check that they match.",
 )
 app.add_typer(notebooks, name="notebooks")
 Stems = Annotated[
@@ -146,9 +146,9 @@ Stems = Annotated[
 
 @notebooks.command("run")
 def notebooks_run(stems: Stems = None) -> None:
-    """Execute scripts and write their notebooks; exit code 1 if a cell fails.
+    """Execute sources and write their notebooks; exit code 1 if a cell fails.
 
-    The notebook of a script with a failed cell is left unchanged.
+    A source is lessons/NN-slug/STEM.md. A notebook with a failed cell is left unchanged.
     """
     from multigpu import notebooks as pairs
 
@@ -173,9 +173,9 @@ def notebooks_run(stems: Stems = None) -> None:
 
 @notebooks.command("text")
 def notebooks_text(stems: Stems = None) -> None:
-    """Take over the prose of scripts in their notebooks, without running them.
+    """Take over the prose of sources in their notebooks, without running them.
 
-    The notebooks keep their outputs. A script whose code has changed must be run.
+    The notebooks keep their outputs. A source whose code has changed must be run.
     """
     from multigpu import notebooks as pairs
 
@@ -201,6 +201,14 @@ def notebooks_copy(stems: Stems = None) -> None:
 
     for sentence in copies.copy(stems or ()):
         print(sentence)
+
+
+@notebooks.command("claims")
+def notebooks_claims() -> None:
+    """Write lessons/claims.md from the claims in the notebooks' stored outputs."""
+    from multigpu.notebooks import claims
+
+    print(f"{claims.PAGE}: {'updated' if claims.write() else 'unchanged'}")
 
 
 @notebooks.command("footers")
@@ -238,19 +246,20 @@ def notebooks_figures(
 
 @notebooks.command("check")
 def notebooks_check(stems: Stems = None) -> None:
-    """Report notebooks that no longer match their scripts; exit code 1 if there are any.
+    """Report notebooks that no longer match their sources; exit code 1 if there are any.
 
-    It also reports cells that failed, were not executed, or were executed out of order, and
-    outputs that are not those of the run.
+    It also reports cells that failed, were not executed, or were executed out of order,
+    outputs that are not those of the run, and a page of claims that is not made from them.
     """
     from multigpu import notebooks as pairs
+    from multigpu.notebooks import claims
 
-    findings = pairs.check(stems or ())
+    findings = pairs.check(stems or ()) + claims.check()
     for finding in findings:
         print(finding)
     if findings:
         raise SystemExit(1)
-    print("every notebook matches its script, and every cell was executed")
+    print("every notebook matches its source, and every cell was executed")
 
 
 # ---- multigpu scaling: see scaling.py -------------------------------------------------------

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 def setup(slug: str, *, ranks: bool = False) -> None:
     """Prepare this process for the lesson in lessons/SLUG, in the notebook's first cell.
 
-    `from experiments import …` then imports lessons/SLUG/experiments.py. In IPython a
-    `!command` that fails raises an error, so that the cells below do not run; an interrupted
-    one ends with all processes that it started; and a NameError, or a missing file whose path
-    is relative, says that a cell above may not have run. With `ranks`, for a notebook that
-    uses `launch.call`, a server is started whose forks are the ranks, so that they start
-    faster. Outside IPython only the import is prepared. A second call changes nothing.
+    `from experiments import …` then imports lessons/SLUG/experiments.py. In IPython the
+    working directory is notebooks/, wherever the notebook lies. A `!command` that fails raises
+    an error, so that the cells below do not run; an interrupted one ends with all processes
+    that it started; and a NameError, or a missing file whose path is relative, says that a
+    cell above may not have run. With `ranks`, for a notebook that uses `launch.call`, a server
+    is started whose forks are the ranks, so that they start faster. Outside IPython only the
+    import is prepared. A second call changes nothing.
 
     Raises UserError if there is no such lesson.
     """
@@ -45,6 +46,7 @@ def setup(slug: str, *, ranks: bool = False) -> None:
         from IPython import get_ipython
 
         if shell := get_ipython():
+            os.chdir(folders[slug].parents[1] / "notebooks")
             _prepare(shell)
             if ranks:
                 prefork.start_server()

@@ -1,13 +1,14 @@
 """A learner's own notebooks: my-copy/, which git ignores and no command overwrites.
 
-STEM.ipynb is a lesson's notebook, SLUG.ipynb its exercise. A copy has neither outputs nor
-guesses. It lies as deep as notebooks/, so that the same relative links and commands work; its
-results go to my-copy/results.
+my-copy/NN-slug/ has a lesson's notebooks, STEM.ipynb, without outputs and guesses, and its
+exercise, NN-slug.ipynb, the name under which it is handed in. Their links lead to other copies
+and to the course's pages.
 """
 
 import hashlib
 import json
 import os
+import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from multigpu.course import LESSONS, find_root
 from multigpu.errors import UserError, pluralize
 from multigpu.files import atomic
-from multigpu.notebooks import cells, pairing
+from multigpu.notebooks import cells, pairing, source
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -50,19 +51,20 @@ def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     changed = []
     try:
         folder.mkdir(exist_ok=True)
-        sources = {s: f"notebooks/{s}.ipynb" for s in pairing.select(stems, root)}
-        if not stems:
-            sources |= _exercises(root)
-        for stem, source in sources.items():
-            clean = _clean_copy(source, root)
-            target = folder / f"{stem}.ipynb"
-            if not os.path.lexists(target):
-                _write(clean, target)
-                written.append(stem)
-            elif _made_from(target) in (None, clean.metadata.multigpu.made_from):
-                kept.append(stem)
+        selected = pairing.select(stems, root)
+        for target, original in _copies(root).items():
+            name = Path(target).stem
+            if name not in selected and (stems or original.startswith("notebooks/")):
+                continue
+            clean = _clean_copy(original, target, root)
+            if not os.path.lexists(root / target):
+                (root / target).parent.mkdir(exist_ok=True)
+                _write(clean, root / target)
+                written.append(name)
+            elif _made_from(root / target) in (None, clean.metadata.multigpu.made_from):
+                kept.append(name)
             else:
-                changed.append(stem)
+                changed.append(target)
         with atomic(folder / "README.md") as temporary:
             temporary.write_text(_index(root), encoding="utf-8")
     except OSError as error:
@@ -73,33 +75,48 @@ def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     sentences = [f"{pluralize(len(written), 'notebook')} written to {FOLDER}/"]
     if kept:
         sentences.append(f"kept as they are: {', '.join(kept)}")
-    for stem in changed:
+    for target in changed:
         sentences.append(
-            f"{FOLDER}/{stem}.ipynb: kept, but its lesson has changed since: for the new one, "
-            f"rename yours and run this command again"
+            f"{target}: kept, but its lesson has changed since: for the new one, rename yours "
+            f"and run this command again"
+        )
+    if earlier := sorted(path.name for path in folder.glob("*.ipynb")):
+        sentences.append(
+            f"{', '.join(earlier)} in {FOLDER}/ {'is' if len(earlier) == 1 else 'are'} of an "
+            f"earlier edition and stays yours"
         )
     return sentences
 
 
-def _exercises(root: Path) -> dict[str, str]:
-    """The exercise of each lesson that has one, by slug."""
-    paths = {lesson.slug: f"lessons/{lesson.slug}/exercise.ipynb" for lesson in LESSONS}
-    return {slug: path for slug, path in paths.items() if (root / path).exists()}
+def _copies(root: Path) -> dict[str, str]:
+    """Each copy and what it is made from, relative to the course's folder, in its order."""
+    found = {}
+    for lesson in LESSONS:
+        for one in lesson.notebooks:
+            for stem in (one.stem, one.stem + source.MORE):
+                found[f"{FOLDER}/{lesson.slug}/{stem}.ipynb"] = f"notebooks/{stem}.ipynb"
+        exercise = f"lessons/{lesson.slug}/exercise.ipynb"
+        found[f"{FOLDER}/{lesson.slug}/{lesson.slug}.ipynb"] = exercise
+    return {copy: original for copy, original in found.items() if (root / original).exists()}
 
 
-def _clean_copy(source: str, root: Path) -> "NotebookNode":
+def _clean_copy(original: str, target: str, root: Path) -> "NotebookNode":
     import nbformat
 
     try:
-        notebook = nbformat.read(root / source, as_version=4)
+        notebook = nbformat.read(root / original, as_version=4)
         nbformat.validate(notebook)
     except Exception as error:
         # A damaged file can make nbformat raise any exception.
         raise UserError(
-            f"{source} cannot be read ({cells.first_line(error)}): "
-            f"git checkout {source} brings it back."
+            f"{original} cannot be read ({cells.first_line(error)}): "
+            f"git checkout {original} brings it back."
         ) from None
+    places = {made_from: copy for copy, made_from in _copies(root).items()}
     for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            folders = (posixpath.dirname(original), posixpath.dirname(target))
+            cell.source = source.relink(cell.source, *folders, places)
         if cell.cell_type == "code":
             cell.outputs = []
             cell.execution_count = None
@@ -130,13 +147,18 @@ def _made_from(copy: Path) -> str | None:
 def _index(root: Path) -> str:
     rows = []
     for lesson in LESSONS:
+        folder = root / FOLDER / lesson.slug
         stems = [one.stem for one in lesson.notebooks]
-        copies = [f"[{stem}]({stem}.ipynb)" for stem in stems]
-        if not any((root / FOLDER / f"{s}.ipynb").exists() for s in stems):
+        copies = [
+            f"[{stem}]({lesson.slug}/{stem}.ipynb)"
+            for stem in stems
+            if (folder / f"{stem}.ipynb").exists()
+        ]
+        if not copies:
             continue
         page = f"[{lesson.title}](../lessons/{lesson.slug}/README.md)"
-        has_exercise = (root / FOLDER / f"{lesson.slug}.ipynb").exists()
-        exercise = f"[exercise]({lesson.slug}.ipynb)" if has_exercise else ""
+        has_exercise = (folder / f"{lesson.slug}.ipynb").exists()
+        exercise = f"[exercise]({lesson.slug}/{lesson.slug}.ipynb)" if has_exercise else ""
         rows.append(
             f"| {lesson.number} {page} | {', '.join(copies)} | {lesson.minutes} min "
             f"| {exercise} |"

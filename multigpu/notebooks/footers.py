@@ -12,7 +12,7 @@ from pathlib import Path
 from multigpu.course import LESSONS, Lesson, Notebook, find_root
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.notebooks import pairing
+from multigpu.notebooks import pairing, source
 
 PAGE_FOOTER = "<!-- footer: written by `multigpu notebooks footers` -->"
 CELL = '# %% [markdown] tags=["footer"]'
@@ -39,13 +39,20 @@ def write(root: Path | None = None) -> list[str]:
                 temporary.write_text(text, encoding="utf-8")
             changed.append(str(path.relative_to(root)))
             if path.suffix == ".py":
-                try:
-                    pairing.update_text(path.stem, root)
-                except UserError as error:
-                    problems.append(str(error))
+                problems += _update(path.stem, root)
+    for stem in sorted(source.stems(root)):
+        problems += _update(stem, root)
     if problems:
         raise UserError("\n".join(problems))
     return changed
+
+
+def _update(stem: str, root: Path) -> list[str]:
+    try:
+        pairing.update_text(stem, root)
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def expected(root: Path) -> Iterator[tuple[Path, str]]:
@@ -58,6 +65,8 @@ def expected(root: Path) -> Iterator[tuple[Path, str]]:
         yield page, f"{body}\n\n{PAGE_FOOTER}\n{_page_footer(LESSONS, place)}\n"
     notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
     for place, (_, notebook) in enumerate(notebooks):
+        if source.path_of(notebook.stem, root):
+            continue  # source.read makes the last cell
         script = root / "scripts" / f"{notebook.stem}.py"
         body = script.read_text(encoding="utf-8").partition(f"\n{CELL}")[0].rstrip()
         text = f"{_with_how_to_run(body)}\n\n{CELL}\n{_cell_footer(notebooks, place)}\n"

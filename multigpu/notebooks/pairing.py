@@ -1,4 +1,7 @@
-"""Compare a notebook with its script, and take over the script's prose."""
+"""Compare a notebook with its source, and take over the source's prose.
+
+The source is Markdown in the lesson's folder (source.py), or in the older form the script.
+"""
 
 import difflib
 import hashlib
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING
 from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.notebooks import cells
+from multigpu.notebooks import cells, source
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -31,11 +34,11 @@ HEADER = re.compile(r"\A(#!.*\n)?# ---\n(?:#.*\n)*?# ---\n")
 
 
 def select(stems: Sequence[str], root: Path) -> list[str]:
-    """The given stems; without any, all stems that have a script or a notebook.
+    """The given stems; without any, all stems that have a source, a script or a notebook.
 
-    Raises UserError for a stem that has neither.
+    Raises UserError for a stem that has none of them.
     """
-    known = {path.stem for path in (root / "scripts").glob("*.py")}
+    known = {path.stem for path in (root / "scripts").glob("*.py")} | source.stems(root)
     known |= {
         path.stem
         for path in (root / "notebooks").glob("*.ipynb")
@@ -50,9 +53,9 @@ def select(stems: Sequence[str], root: Path) -> list[str]:
 
 
 def check(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
-    """One message per problem; a diff if a notebook's source differs from its script's.
+    """One message per problem; a diff if a notebook's text differs from its source's.
 
-    The list is empty if each notebook has its script's text, every code cell was executed in
+    The list is empty if each notebook has its source's text, every code cell was executed in
     order, and errors are only in cells whose tag announces one. Raises UserError
     for an unknown stem.
     """
@@ -67,10 +70,11 @@ def _check_pair(stem: str, root: Path) -> list[str]:
     path = root / "notebooks" / f"{stem}.ipynb"
     name = f"notebooks/{stem}.ipynb"
     fix = f"(multigpu notebooks run {stem})"
-    if not script.is_file():
+    markdown = source.path_of(stem, root)
+    if not markdown and not script.is_file():
         return [no_script(stem)]
     if not path.is_file():
-        return [f"scripts/{stem}.py has no notebook {fix}"]
+        return [f"{(markdown or script).relative_to(root)} has no notebook {fix}"]
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
@@ -78,11 +82,19 @@ def _check_pair(stem: str, root: Path) -> list[str]:
         # A damaged file can make nbformat raise any exception.
         return [f"{name} cannot be read: {cells.first_line(error)} {fix}"]
     try:
-        text, as_notebook = read_script(script)
+        if markdown:
+            expected = source.read(markdown, root)
+        else:
+            text, as_notebook = read_script(script)
     except UserError as error:
         return [str(error)]
     findings = []
-    if diff := _differences(text, as_notebook, as_notebook):
+    if markdown:
+        origin = markdown.relative_to(root)
+        findings += [f"{origin} {problem}" for problem in source.form_problems(expected)]
+        if diff := _diff(_text_of(notebook), _text_of(expected), "source"):
+            findings.append(f"{name} does not match {origin} {fix}{diff}")
+    elif diff := _differences(text, as_notebook, as_notebook):
         # Running the script does not fix this.
         findings.append(
             f"scripts/{stem}.py changes when it is converted to a notebook and back: "
@@ -161,9 +173,26 @@ def read_script(script: Path) -> tuple[str, "NotebookNode"]:
         ) from None
 
 
+def from_stem(stem: str, root: Path) -> "NotebookNode":
+    """The notebook of a stem without outputs, with the metadata that a stored one has.
+
+    Raises UserError if the stem has no source, or one that cannot be read.
+    """
+    script = root / "scripts" / f"{stem}.py"
+    if markdown := source.path_of(stem, root):
+        return _with_kernel(source.read(markdown, root))
+    if not script.is_file():
+        raise UserError(f"{no_script(stem)}.")
+    return from_script(script)
+
+
 def from_script(script: Path) -> "NotebookNode":
     """The script as a notebook without outputs, with the metadata that a stored one has."""
     _, notebook = read_script(script)
+    return _with_kernel(notebook)
+
+
+def _with_kernel(notebook: "NotebookNode") -> "NotebookNode":
     kept = {key: value for key, value in notebook.metadata.items() if key != "jupytext"}
     kernel = {"kernelspec": KERNEL, "language_info": LANGUAGE}
     notebook.metadata = type(notebook)(kept | kernel)
@@ -191,7 +220,7 @@ def write(notebook: "NotebookNode", path: Path) -> None:
 
 
 def update_text(stem: str, root: Path | None = None) -> bool:
-    """Take over the prose and the cells' tags of scripts/STEM.py without running it.
+    """Take over the prose and the cells' tags of a notebook's source without running it.
 
     The notebook keeps its outputs. Returns whether the notebook has changed. Raises UserError
     if a code cell has changed, because its output may then be another, and if the script or
@@ -201,10 +230,7 @@ def update_text(stem: str, root: Path | None = None) -> bool:
 
     root = root or find_root()
     path = root / "notebooks" / f"{stem}.ipynb"
-    script = root / "scripts" / f"{stem}.py"
-    if not script.is_file():
-        raise UserError(f"{no_script(stem)}.")
-    new = from_script(script)
+    new = from_stem(stem, root)
     try:
         before = path.read_text(encoding="utf-8")
         old = nbformat.reads(before, as_version=4)
@@ -217,7 +243,7 @@ def update_text(stem: str, root: Path | None = None) -> bool:
     code = [cell for cell in new.cells if cell.cell_type == "code"]
     if [cell.source for cell in code] != [cell.source for cell in stored]:
         raise UserError(
-            f"the code of scripts/{stem}.py has changed, so its outputs may have: run it with "
+            f"the code of {stem}'s source has changed, so its outputs may have: run it with "
             f"multigpu notebooks run {stem}."
         )
     for cell, kept in zip(code, stored, strict=True):
@@ -239,10 +265,22 @@ def _differences(text: str, as_notebook: "NotebookNode", notebook: "NotebookNode
 
     copy = notebook.copy()
     copy.metadata = as_notebook.metadata
-    written = _lines(jupytext.writes(copy, FORMAT))
-    diff = list(
-        difflib.unified_diff(written, _lines(text), "notebook", "script", lineterm="", n=1)
-    )
+    return _diff(_lines(jupytext.writes(copy, FORMAT)), _lines(text), "script")
+
+
+def _text_of(notebook: "NotebookNode") -> list[str]:
+    """The lines of a notebook's cells, each after its kind, tags and program."""
+    lines = []
+    for cell in notebook.cells:
+        program = cell.metadata.get(source.PROGRAM, "")
+        marks = [cell.cell_type, *cells.tags(cell), *([f"program={program}"] * bool(program))]
+        lines += [f"%% {' '.join(marks)}", *cell.source.strip().splitlines()]
+    return lines
+
+
+def _diff(stored: list[str], wanted: list[str], origin: str) -> str:
+    """A diff from a stored notebook's lines to those of its source; "" if they are equal."""
+    diff = list(difflib.unified_diff(stored, wanted, "notebook", origin, lineterm="", n=1))
     if len(diff) > DIFF_LINES:
         diff[DIFF_LINES:] = [f"… {len(diff) - DIFF_LINES} more lines"]
     return "".join(f"\n    {line}" for line in diff)

@@ -1,4 +1,4 @@
-"""Execute a script as a notebook, and store it with its outputs."""
+"""Execute a notebook's source, and store the notebook with its outputs."""
 
 import os
 import sys
@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multigpu.course import find_root
-from multigpu.errors import UserError
-from multigpu.notebooks import cells, pairing
+from multigpu.notebooks import cells, pairing, source
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -23,18 +22,17 @@ class CellFailed(Exception):
 
 
 def run(stem: str, root: Path | None = None) -> list[str]:
-    """Execute scripts/STEM.py in a new kernel; store it with its outputs as a notebook.
+    """Execute a stem's source in a new kernel; store notebooks/STEM.ipynb with its outputs.
 
     Returns remarks on the outputs, one sentence each. Raises CellFailed if a cell fails, and
-    UserError if there is no such script or it cannot be read.
+    UserError if there is no such source or it cannot be read.
     """
     root = root or find_root()
-    script = root / "scripts" / f"{stem}.py"
     target = root / "notebooks" / f"{stem}.ipynb"
-    if not script.is_file():
-        raise UserError(f"{pairing.no_script(stem)}.")
+    notebook = pairing.from_stem(stem, root)
+    origin = source.path_of(stem, root) or root / "scripts" / f"{stem}.py"
     target.parent.mkdir(exist_ok=True)
-    return run_pair(script, target, root)
+    return _run(notebook, origin, target, root)
 
 
 def run_pair(script: Path, target: Path, root: Path) -> list[str]:
@@ -45,8 +43,11 @@ def run_pair(script: Path, target: Path, root: Path) -> list[str]:
     with `|| true`. Raises CellFailed if a cell fails, and UserError if the script cannot be
     read.
     """
-    notebook = pairing.from_script(script)
-    _execute(notebook, f"{script.relative_to(root)}", target)
+    return _run(pairing.from_script(script), script, target, root)
+
+
+def _run(notebook: "NotebookNode", origin: Path, target: Path, root: Path) -> list[str]:
+    _execute(notebook, f"{origin.relative_to(root)}", target)
     notebook.metadata["multigpu"] = {"outputs": cells.output_hashes(notebook)}
     pairing.write(notebook, target)
     return [

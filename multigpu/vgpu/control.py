@@ -185,11 +185,12 @@ def memory_held(
 ) -> dict[torch.device, dict[str, int]]:
     """Each device's memory by use, in bytes.
 
-    {device: {"weights": …, "gradients": …, "optimizer": …, "activations": …}}
+    {device: {"weights": …, "gradients": …, "optimizer": …, "workspaces": …, "activations": …}}
 
     "weights" are the model's parameters and buffers, "gradients" are the parameters' `.grad`,
-    and "optimizer" is the tensors in the optimizer's state. "activations" are all other
-    tensors on the device: inputs, outputs, and the tensors that autograd has saved.
+    and "optimizer" is the tensors in the optimizer's state. "workspaces" are cuBLAS's: torch
+    keeps one for forward and one for backward after the first matrix product. "activations"
+    are all other tensors on the device: inputs, outputs, and what autograd has saved.
     """
     return usage.memory_held(_machine.current(), model, optimizer)
 

@@ -13,8 +13,10 @@ from multigpu.vgpu.sim.presets import (
     LINKS,
     NETWORKS,
     Gpu,
+    Link,
     Shares,
     find_gpus,
+    find_preset,
     models_label,
     size_in_bytes,
 )
@@ -35,7 +37,7 @@ class Options:
 
     gpus           how many GPUs a program sees: cuda:0, cuda:1, …
     gpu            the GPU's name, one of GPUS, or a Gpu; or one for each of the GPUs
-    link           the link inside a node, one of LINKS
+    link           the link inside a node, one of LINKS, or a Link
     gpus_per_node  the number of GPUs of a node; None: all GPUs are on one node
     between_nodes  the link between nodes, one of NETWORKS; None if there is one node
     memory         each GPU's capacity in bytes; None: that of its model
@@ -55,7 +57,7 @@ class Options:
 
     gpus: int = 2
     gpu: str | Gpu | tuple[str | Gpu, ...] = "V100-16GB"
-    link: str = "NVLink2"
+    link: str | Link = "NVLink2"
     gpus_per_node: int | None = None
     between_nodes: str | None = None
     memory: int | None = None
@@ -104,8 +106,8 @@ class Options:
 
     def network(self) -> Network:
         """How the GPUs are joined."""
-        between = self.between_nodes and NETWORKS[self.between_nodes]
-        return Network(LINKS[self.link], between, self.gpus_per_node)
+        between = self.between_nodes and find_preset(self.between_nodes, NETWORKS)
+        return Network(find_preset(self.link, LINKS), between, self.gpus_per_node)
 
     def to_json(self) -> str:
         """The options as the text of the environment variable."""

@@ -1,4 +1,4 @@
-"""Lesson 02: DataParallel learns what one GPU learns, by hand and by torch's own class."""
+"""Lesson 02: DataParallel computes what one GPU computes, by hand and by torch's own class."""
 
 import json
 import sys
@@ -6,18 +6,25 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import ROOT, run_script, torchrun
+from commands import ROOT, planted, run
 from torch import nn
+from virtual_runs import virtual
 
-from multigpu import vgpu
+import multigpu
+from multigpu import prove
 from multigpu.models import CNN
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import PT_CNN_DataParallel as lesson
+from multigpu.notebooks import source
+from multigpu.virtual import face
 
 PAGE = ROOT / "lessons" / "02-data-parallel"
 SCRIPT = ROOT / "scripts" / "PT_CNN_DataParallel.py"
-FLAGS = ("--epochs", 2, "--batch-size", 8, "--prove")
+FLAGS = ("--epochs", 1, "--batch-size", 8)
+
+
+@pytest.fixture(autouse=True)
+def taken_off():
+    yield
+    face.take_off()
 
 
 def gradients(model: nn.Module, outputs: torch.Tensor) -> list[torch.Tensor]:
@@ -27,6 +34,16 @@ def gradients(model: nn.Module, outputs: torch.Tensor) -> list[torch.Tensor]:
 
 def difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
+
+
+def by_hand():
+    """The function of the notebook's cell."""
+    path = PAGE / "PT_CNN_DataParallel.md"
+    cells = [cell.source for cell in source.read(path, ROOT).cells]
+    (text,) = (cell for cell in cells if cell.startswith("def by_hand"))
+    names = {"torch": torch}
+    exec(text.partition("\n\n\n")[0], names)
+    return names["by_hand"]
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -40,90 +57,68 @@ def test_by_hand_and_the_real_class_give_the_serial_gradients(count):
         if how == "serial":
             found.append(gradients(model, model(rows)))
             continue
-        with vgpu.running(count) as gpus:
+        with multigpu.gpus(count, gpu="V100-16GB") as gpus:
             model.to(gpus[0])
             images = rows.to(gpus[0])
             if how == "by hand":
-                outputs = lesson.by_hand(model, images, gpus)
+                outputs = by_hand()(model, images, gpus)
             elif how == "class":
                 outputs = nn.DataParallel(model, gpus)(images)
             else:
-                outputs = lesson.by_hand(model, images, gpus).detach()
+                outputs = by_hand()(model, images, gpus).detach()
                 outputs = torch.cat([model(images[:4]), outputs[4:]])
             found.append(gradients(model, outputs))
-    serial, by_hand, real, broken = found
-    assert difference(by_hand, serial) < 1e-7
+    serial, hand, real, broken = found
+    assert difference(hand, serial) < 1e-7
     assert difference(real, serial) < 1e-7
     assert difference(broken, serial) > 1e-4
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_the_run_equals_one_process(tmp_path, npz, devices):
-    """35 images in batches of 8: the last batch has 3, so a GPU may get one image, or none."""
-    more = ("--devices", devices, "--out", tmp_path / "o")
-    done = run_script(SCRIPT, "--data", npz(), *FLAGS, *more)
+def test_the_script_trains_on_three_gpus(tmp_path, npz):
+    """35 images in batches of 8: the last batch has 3, one for each GPU."""
+    done = virtual(tmp_path, "--gpus", 3, SCRIPT, "--data", npz(), *FLAGS, "--out", "o")
     assert done.returncode == 0, done.stdout
-    assert "limit 1e-05: holds" in done.stdout
-    assert done.stdout.count("This machine has no GPU") == 1
     metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
-    assert metrics["devices"] == devices
-    assert metrics["device"] == "vgpu"
-    assert metrics["world_size"] == 1
-    saved = torch.load(tmp_path / "o" / "model.pt")
-    assert all(weight.device.type == "cpu" for weight in saved.values())
+    assert metrics.keys() == {"loss", "accuracy"}
+    assert f"loss {metrics['loss']:.4f}" in done.stdout
+    CNN().load_state_dict(torch.load(tmp_path / "o" / "model.pt", map_location="cpu"))
 
 
-def test_without_the_sum_of_gradients_the_proof_fails(tmp_path, npz, monkeypatch, capsys):
-    """Only the first device's gradients count."""
-    from torch.nn.parallel import comm
-
-    try:
-        vgpu.start(2)
-        monkeypatch.setattr(comm, "reduce_add_coalesced", lambda inputs, *_: tuple(inputs[0]))
-        flags = [str(flag) for flag in ("--data", npz(), *FLAGS, "--out", tmp_path)]
-        with pytest.raises(SystemExit):
-            lesson.main(lesson.parse(flags))
-    finally:
-        vgpu.stop()
-    assert "limit 1e-05: fails" in capsys.readouterr().out
+def test_without_the_sum_of_gradients_the_proof_fails(tmp_path, npz):
+    """Only the first GPU's gradients count; as it is, two GPUs equal one."""
+    fault = "from torch.nn.parallel import comm\n"
+    fault += "comm.reduce_add_coalesced = lambda inputs, *_: tuple(inputs[0])"
+    broken = planted(tmp_path, "PT_CNN_DataParallel", fault)
+    verdicts = []
+    for script in (SCRIPT, broken):
+        command = [str(script), "--data", str(npz()), *map(str, FLAGS)]
+        verdicts.append(prove.run(command, gpus=2, steps=3).verdict)
+    assert verdicts == ["holds", "fails"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--devices", 0), "from 1 up"),
-        (("--devices", 500), "1 to 128"),
-        (("--lr", "3e38"), "lower --lr"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, "--out", tmp_path / "out")
-    assert done.returncode == 2, done.stdout
-    assert done.stdout.count("error: ") == 1
-    assert words in done.stdout
-    assert "Traceback" not in done.stdout and not list(tmp_path.rglob("model.pt"))
+def test_without_gpus_one_sentence_names_the_command(tmp_path):
+    done = run(sys.executable, SCRIPT, "--out", tmp_path / "out")
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.count("\n") == 1 and "multigpu virtual --gpus 2" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_text_says_about_large_and_small_steps(experiments):
     """The simulated clock gives the same in each run."""
-    with vgpu.running(2, gpu="V100-16GB", link="PCIe3", compute=False) as pair:
-        small, large = (experiments.breakdown(pair, batch) for batch in (64, 65_536))
+    for link, transfer in (("PCIe3", 1 / 3), ("NVLink2", 1 / 4)):
+        with multigpu.gpus(2, gpu="V100-16GB", link=link, shapes_only=True) as pair:
+            small, large = (
+                experiments.Training(pair, batch).timeline().breakdown(pair[0])
+                for batch in (64, 65_536)
+            )
         assert small["launch"] > 1 / 2 and small["compute"] < 1 / 5
-        assert large["transfer"] == pytest.approx(1 / 4, abs=0.02)
+        assert large["transfer"] == pytest.approx(transfer, abs=0.03)
         assert sum(large.values()) == pytest.approx(1)
-        assert experiments.speedup(pair, 65_536) == pytest.approx(1.64, abs=0.005)
-    with vgpu.running(2, gpu="V100-16GB", link="NVLink2", compute=False) as pair:
-        small, large = (experiments.breakdown(pair, batch) for batch in (64, 65_536))
-        assert small["launch"] > 3 / 4 and small["compute"] < 1 / 5
-        assert large["transfer"] == pytest.approx(1 / 5, abs=0.01)
-        assert experiments.speedup(pair, 65_536) == pytest.approx(1.78, abs=0.005)
-        assert experiments.break_even(pair) == 850
 
 
 def test_the_names_of_transfers_say_where_they_go(experiments):
-    with vgpu.running(2, compute=False) as pair:
-        duration = experiments.seconds(pair, 64, parallel=True)
-        step = vgpu.timeline(since=vgpu.elapsed() - duration)
+    with multigpu.gpus(2, shapes_only=True) as pair:
+        step = experiments.Training(pair, 64).timeline()
     name = experiments.carried(step)
     assert [name(event) for event in step.events if event.kind == "transfer"] == [
         "images",
@@ -133,23 +128,3 @@ def test_the_names_of_transfers_say_where_they_go(experiments):
         "outputs' gradients ↓",
         "weights' gradients ↑",
     ]
-
-
-def test_other_gpus_take_the_place_of_the_lessons_own(experiments):
-    """So each cell of the notebook can run again, after the sweep or a cell that failed."""
-    with vgpu.running(2) as gpus:
-        with experiments.other_gpus(4, compute=False) as four:
-            assert vgpu.devices() == four and len(four) == 4
-        assert vgpu.devices() == gpus and vgpu.computes()
-        with pytest.raises(ZeroDivisionError), experiments.other_gpus(1):
-            raise ZeroDivisionError
-        assert torch.ones(1, device=gpus[1]).item() == 1
-    with experiments.other_gpus(1):
-        pass
-    assert vgpu.devices() == []
-
-
-def test_a_launcher_is_refused(tmp_path):
-    done = torchrun(2, SCRIPT, "--out", tmp_path)
-    assert done.returncode != 0, done.stdout
-    assert done.stdout.count("is one process, and torchrun started 2") == 1

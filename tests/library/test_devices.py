@@ -6,8 +6,7 @@ import pytest
 import torch
 from commands import run
 
-import multigpu
-from multigpu import devices, vgpu
+from multigpu import devices
 from multigpu.errors import UserError
 from multigpu.launch.world import World
 
@@ -65,41 +64,21 @@ def test_the_classroom_clusters_gpus_are_simulated(gpus, monkeypatch):
 # ---- several GPUs per rank -----------------------------------------------------------------
 
 
-@pytest.fixture
-def stopped():
-    yield
-    vgpu.stop()
-
-
 def test_local_rank_1_has_the_third_and_the_fourth_gpu(gpus):
     current = gpus(4)
-    assert multigpu.gpus(2, World(1, 2, 1, 2)) == [
-        torch.device("cuda", 2),
-        torch.device("cuda", 3),
-    ]
-    assert current == [torch.device("cuda", 2)]
-    assert multigpu.gpus(2, World(2, 4, 0, 2)) == [
-        torch.device("cuda", 0),
-        torch.device("cuda", 1),
-    ]
-
-
-def test_too_few_gpus_for_all_ranks_of_the_node(gpus, capsys, stopped):
+    third, fourth = torch.device("cuda", 2), torch.device("cuda", 3)
+    assert devices.gpus_of_rank(2, World(1, 2, 1, 2)) == [third, fourth]
+    assert current == [third]
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert devices.gpus_of_rank(2, World(2, 4, 0, 2)) == [first, second]
     gpus(3)
-    assert multigpu.gpus(2, World(0, 2, 0, 2)) == [
-        torch.device("vgpu", 0),
-        torch.device("vgpu", 1),
-    ]
-    assert (
-        "This machine has 3 GPUs: in each of 2 processes 2 virtual GPUs compute"
-        in capsys.readouterr().out
-    )
+    assert devices.gpus_of_rank(2, World(0, 2, 0, 2)) == []
 
 
 def test_a_task_of_srun_that_sees_only_its_own_gpus(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    assert multigpu.gpus(2, World(1, 2, 1, 2, launcher="srun")) == [
+    assert devices.gpus_of_rank(2, World(1, 2, 1, 2, launcher="srun")) == [
         torch.device("cuda", 0),
         torch.device("cuda", 1),
     ]
@@ -108,22 +87,20 @@ def test_a_task_of_srun_that_sees_only_its_own_gpus(gpus, monkeypatch):
 def test_gpus_that_slurm_gave_and_torch_does_not_see(gpus, monkeypatch):
     gpus(0)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    for ask in (lambda: multigpu.gpus(2), lambda: devices.pick(World())):
-        with pytest.raises(UserError, match=r"gave this node 4 GPUs, but torch .* sees none"):
-            ask()
+    with pytest.raises(UserError, match=r"gave this node 4 GPUs, but torch .* sees none"):
+        devices.pick(World())
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "")
     assert devices.pick(World()) == torch.device("cpu")
 
 
-def test_ranks_share_the_cores(gpus, monkeypatch, stopped):
+def test_ranks_share_the_cores(gpus, monkeypatch):
     gpus(0)
     monkeypatch.delenv("OMP_NUM_THREADS")
     threads: list = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    multigpu.gpus(2, World(0, 4, 0, 4))
     devices.pick(World(0, 2, 0, 2))
-    assert threads == [2, 4]
+    assert threads == [4]
 
 
 def test_the_device_of_the_serial_run():

@@ -1,23 +1,12 @@
 """Fixtures of the tests of `multigpu prove`."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import warm
 from wrong_cases import TORCHRUN
 
 from multigpu import prove
-from multigpu.prove import processes
-
-
-@pytest.fixture
-def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs run in forks of the warm process, which cannot have another hash seed."""
-    monkeypatch.setattr(sys, "executable", str(warm.python()))
-    monkeypatch.setattr(processes, "SAME_IN_EACH_RUN", {})
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from multigpu.errors import UserError
 from multigpu.notebooks import copies
 from multigpu.notebooks.cells import without_guesses
 
+ONE = "my-copy/01-one-gpu/PT_CNN_SingleGPU.ipynb"
+TWO = "my-copy/02-data-parallel/PT_CNN_DataParallel.ipynb"
 GUESS = """\
 guess_speedup = 1.8  # times as fast, at a batch of 64
 guess_where = (
@@ -47,7 +49,7 @@ def course(tmp_path):
 
 def test_a_copy_has_no_outputs_and_no_guesses(course):
     copies.copy(root=course)
-    copy = nbformat.read(course / "my-copy" / "PT_CNN_SingleGPU.ipynb", as_version=4)
+    copy = nbformat.read(course / ONE, as_version=4)
     nbformat.validate(copy)
     _, guess, experiment = copy.cells
     assert guess.source == without_guesses(GUESS)
@@ -66,19 +68,19 @@ def test_each_guess_becomes_none_and_keeps_its_comment():
 
 def test_a_learners_notebook_is_never_overwritten(course):
     copies.copy(root=course)
-    own = course / "my-copy" / "PT_CNN_SingleGPU.ipynb"
+    own = course / ONE
     own.write_text(own.read_text().replace("guess_speedup = None", "guess_speedup = 4"))
     before = own.read_bytes()
-    (course / "my-copy" / "PT_CNN_DataParallel.ipynb").unlink()
+    (course / TWO).unlink()
     first, kept = copies.copy(root=course)
     assert "1 notebook written" in first and "PT_CNN_SingleGPU" in kept
     assert own.read_bytes() == before
-    assert (course / "my-copy" / "PT_CNN_DataParallel.ipynb").exists()
+    assert (course / TWO).exists()
 
 
 def test_a_lesson_that_has_changed_is_named(course):
     copies.copy(root=course)
-    own = course / "my-copy" / "PT_CNN_SingleGPU.ipynb"
+    own = course / ONE
     before = own.read_bytes()
     lesson = course / "notebooks" / "PT_CNN_SingleGPU.ipynb"
     changed = notebook()
@@ -88,22 +90,30 @@ def test_a_lesson_that_has_changed_is_named(course):
     changed.cells[0].source = "# A better lesson"
     nbformat.write(changed, lesson)
     (sentence,) = (s for s in copies.copy(root=course) if "has changed" in s)
-    assert "my-copy/PT_CNN_SingleGPU.ipynb" in sentence and "rename" in sentence
+    assert ONE in sentence and "rename" in sentence
     assert own.read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"metadata": 3}'])
 def test_a_file_of_the_learners_that_is_no_notebook_is_kept(course, text):
-    (course / "my-copy").mkdir()
-    own = course / "my-copy" / "PT_CNN_SingleGPU.ipynb"
+    own = course / ONE
+    own.parent.mkdir(parents=True)
     own.write_text(text)
     assert any("kept" in sentence for sentence in copies.copy(root=course))
     assert own.read_text() == text
 
 
-def test_a_link_of_the_learners_is_kept(course):
+def test_copies_of_an_earlier_edition_stay_and_are_named(course):
     (course / "my-copy").mkdir()
     own = course / "my-copy" / "PT_CNN_SingleGPU.ipynb"
+    own.write_text("mine")
+    assert any("PT_CNN_SingleGPU.ipynb in my-copy/" in one for one in copies.copy(root=course))
+    assert own.read_text() == "mine" and (course / ONE).exists()
+
+
+def test_a_link_of_the_learners_is_kept(course):
+    own = course / ONE
+    own.parent.mkdir(parents=True)
     own.symlink_to("elsewhere.ipynb")
     copies.copy(root=course)
     assert os.readlink(own) == "elsewhere.ipynb"
@@ -125,7 +135,7 @@ def test_no_half_written_copy_stays(course, monkeypatch):
     monkeypatch.setattr(nbformat, "writes", lambda notebook: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         copies.copy(root=course)
-    assert os.listdir(course / "my-copy") == []
+    assert not [path for path in (course / "my-copy").rglob("*") if path.is_file()]
 
 
 # ---- the course's ---------------------------------------------------------------------------
@@ -147,13 +157,14 @@ def test_all_lessons_are_in_the_index(copied):
     for lesson in LESSONS:
         assert f"../lessons/{lesson.slug}/README.md" in index
         for one in lesson.notebooks:
-            assert f"({one.stem}.ipynb)" in index
+            assert f"({lesson.slug}/{one.stem}.ipynb)" in index
 
 
 def test_links_in_notebooks_and_copies_work(copied):
     found = 0
     for folder in ("notebooks", "my-copy"):
-        for path in [*(copied / folder).glob("*.ipynb"), *(copied / folder).glob("*.md")]:
+        files = [path for path in (copied / folder).rglob("*") if "results" not in path.parts]
+        for path in (path for path in files if path.suffix in (".ipynb", ".md")):
             texts = [path.read_text()]
             if path.suffix == ".ipynb":
                 cells = json.loads(texts[0])["cells"]
@@ -166,7 +177,7 @@ def test_links_in_notebooks_and_copies_work(copied):
 
 def test_the_command_says_what_it_did(course):
     command = [sys.executable, "-m", "multigpu.cli", "notebooks", "copy"]
-    for fact in ("2 notebooks written to my-copy/", "kept as they are: PT_CNN_DataParallel, "):
+    for fact in ("2 notebooks written to my-copy/", "kept as they are: PT_CNN_SingleGPU, "):
         done = subprocess.run(command, cwd=course / "scripts", capture_output=True, text=True)
         assert done.returncode == 0 and fact in done.stdout, done.stderr
 
@@ -193,8 +204,9 @@ def test_exercises_are_copied_under_the_name_that_is_handed_in(course):
 
     copies.copy(root=course)
 
-    copy = nbformat.read(course / "my-copy" / "01-one-gpu.ipynb", as_version=4)
+    path = course / "my-copy" / "01-one-gpu" / "01-one-gpu.ipynb"
+    copy = nbformat.read(path, as_version=4)
     assert copy.cells[2].source == "print(2)" and copy.cells[2].outputs == []
     index = (course / "my-copy" / "README.md").read_text()
-    assert "[exercise](01-one-gpu.ipynb)" in index
+    assert "[exercise](01-one-gpu/01-one-gpu.ipynb)" in index
     assert "[exercise](02" not in index

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -106,6 +107,8 @@ def planted(folder: Path, stem: str, fault: str) -> Path:
 
     A spawned process imports the file again and so has the fault too.
     """
+    script = (ROOT / "scripts" / f"{stem}.py").read_text()
+    start = script.partition('if __name__ == "__main__":\n')[2].splitlines()[0]
     path = folder / "planted.py"
     path.write_text(
         f"import os, sys, torch\n"
@@ -113,7 +116,6 @@ def planted(folder: Path, stem: str, fault: str) -> Path:
         f"import {stem} as lesson\n"
         f"from multigpu import launch\n"
         f"{fault}\n"
-        f"if __name__ == '__main__':\n"
-        f"    launch.start(lesson.main, lesson.parse())\n"
+        f"if __name__ == '__main__':\n" + re.sub(r"\b(main|parse)\b", r"lesson.\1", start)
     )
     return path

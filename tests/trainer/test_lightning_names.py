@@ -90,7 +90,7 @@ def test_the_names_of_lightning_s_modules():
     ("module", "name", "expected"),
     [
         (L.callbacks, "LearningRateFinder", "learning rates"),
-        (L.callbacks, "BatchSizeFinder", "vgpu.memory_held"),
+        (L.callbacks, "BatchSizeFinder", "multigpu.memory_held"),
         (L.callbacks, "ThroughputMonitor", "on_train_batch_end"),
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
         (L, "Fabric", "connect, setup and close"),

@@ -231,6 +231,7 @@ def test_memory_by_category(small):
         "weights": nbytes,
         "gradients": 0,
         "optimizer": 0,
+        "workspaces": 0,
         "activations": 0,
     }
     x = torch.zeros(128, 256, device=small[0])

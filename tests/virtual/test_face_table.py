@@ -60,7 +60,7 @@ def _exists(row: Replacement) -> bool:
 
 def test_what_torchs_compiler_compares_is_left_alone():
     """The compiler's import looks at the signature of _make_subclass."""
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         assert torch.Tensor._make_subclass is torch._C.TensorBase._make_subclass
 
 
@@ -113,8 +113,8 @@ def test_putting_on_twice_is_refused(cuda):
 
 def test_a_cell_can_be_run_twice():
     try:
-        multigpu.virtual_cuda(gpus=1)
-        devices = multigpu.virtual_cuda(gpus=3, gpu="A100-80GB", memory="64MiB")
+        multigpu.gpus(1)
+        devices = multigpu.gpus(3, gpu="A100-80GB", memory="64MiB")
         assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
         assert torch.cuda.get_device_properties(2).total_memory == 64 * 2**20
         assert torch.cuda.get_device_name() == "A100-80GB (virtual)"
@@ -123,6 +123,6 @@ def test_a_cell_can_be_run_twice():
 
 
 def test_a_block_gives_torch_back():
-    with multigpu.virtual_cuda(gpus=1):
+    with multigpu.gpus(1):
         assert torch.zeros(1, device="cuda").is_cuda
     assert not torch.cuda.is_available()

@@ -15,7 +15,7 @@ import multigpu
     [("V100-16GB", (7, 0), False), ("A100-40GB", (8, 0), True), ("H100-80GB", (9, 0), True)],
 )
 def test_bfloat16_by_capability(gpu, capability, bf16):
-    with multigpu.virtual_cuda(gpus=1, gpu=gpu):
+    with multigpu.gpus(1, gpu=gpu):
         assert torch.cuda.get_device_capability() == capability
         assert torch.cuda.is_bf16_supported(including_emulation=False) is bf16
         assert torch.cuda.is_tf32_supported() is bf16
@@ -24,7 +24,7 @@ def test_bfloat16_by_capability(gpu, capability, bf16):
 
 def test_cuda_is_not_initialized_before_its_first_use():
     """DeviceMesh sets the rank's device itself if CUDA is not initialized yet."""
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         assert not torch.cuda.is_initialized()
         torch.cuda.manual_seed_all(3)
         assert torch.cuda.is_available() and torch.cuda.device_count() == 2
@@ -32,14 +32,14 @@ def test_cuda_is_not_initialized_before_its_first_use():
         assert not torch.cuda.is_initialized()
         torch.cuda.set_device(1)
         assert torch.cuda.is_initialized()
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         assert not torch.cuda.is_initialized() and torch.cuda.current_device() == 0
         torch.ones(2).cuda()
         assert torch.cuda.is_initialized()
 
 
 def test_seeds_before_the_first_use_count():
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         torch.cuda.manual_seed_all(11)
         state = torch.cuda.get_rng_state(1)
         expected = torch.rand(3, generator=torch.Generator().manual_seed(11)).tolist()
@@ -50,7 +50,7 @@ def test_seeds_before_the_first_use_count():
 
 
 def test_utilization_is_that_of_the_simulated_time():
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         assert torch.cuda.utilization(1) == 0
         matrix = torch.ones(1024, 1024, device="cuda")
         torch.cuda._sleep(10**9)
@@ -77,14 +77,14 @@ def test_a_fork_before_the_first_use_uses_the_gpus():
         assert torch.ones(2, device="cuda").sum().item() == 2
         assert not torch.cuda._is_in_bad_fork()
 
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         assert in_fork(use) == 0
         assert in_fork(lambda: os._exit(in_fork(use))) == 0
         assert torch.ones(2, device="cuda").sum().item() == 2
 
 
 def test_a_fork_after_the_first_use_gets_cudas_error():
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         tensor = torch.ones(2, device="cuda")
         for use in (
             lambda: torch.ones(2, device="cuda"),
@@ -104,25 +104,18 @@ def test_a_fork_after_the_first_use_gets_cudas_error():
 def test_the_packages_are_free_again_afterwards(tmp_path, monkeypatch):
     (tmp_path / "apex.py").write_text("here = True")
     monkeypatch.syspath_prepend(tmp_path)
-    with multigpu.virtual_cuda(gpus=1), pytest.raises(ImportError):
+    with multigpu.gpus(1), pytest.raises(ImportError):
         importlib.import_module("apex")
     assert importlib.import_module("apex").here
     del sys.modules["apex"]
 
 
-def test_the_gpus_of_a_lesson_are_those_of_cuda(monkeypatch, capsys):
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    with multigpu.virtual_cuda():
-        assert [str(device) for device in multigpu.gpus(2)] == ["cuda:0", "cuda:1"]
-        assert capsys.readouterr().out == ""
-
-
 def test_autocast_begins_with_cudas_type():
-    with multigpu.virtual_cuda(gpus=1):
+    with multigpu.gpus(1):
         before = torch.get_autocast_dtype("vgpu")
     torch.set_autocast_dtype("vgpu", torch.bfloat16)
     try:
-        with multigpu.virtual_cuda(gpus=1):
+        with multigpu.gpus(1):
             assert torch.get_autocast_dtype("cuda") == torch.float16
         assert torch.get_autocast_dtype("vgpu") == torch.bfloat16
     finally:

@@ -124,7 +124,7 @@ def test_pynvml_in_a_notebook(monkeypatch):
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     # Another test of this process can have called nvmlInit.
     monkeypatch.setattr(nvml_stand_in, "_inits", 0)
-    with multigpu.virtual_cuda(gpu=["A100-80GB", "T4"]):
+    with multigpu.gpus(gpu=["A100-80GB", "T4"]):
         x = torch.ones(2**20, device="cuda:1")
         nvml = importlib.import_module("pynvml")
         with pytest.raises(nvml.NVMLError_Uninitialized):

@@ -24,7 +24,7 @@ def product_and_backward() -> None:
 
 def test_the_segments_of_an_h100():
     measured = rows("allocator")
-    with multigpu.virtual_cuda(gpus=1, gpu="H100-80GB", shapes_only=True):
+    with multigpu.gpus(1, gpu="H100-80GB", shapes_only=True):
         product_and_backward()
         assert torch.cuda.memory_reserved() == measured["reserved then"]["bytes"]
         torch.cuda.empty_cache()
@@ -65,7 +65,7 @@ def workloads(monkeypatch):
 def test_what_three_training_steps_reserve_on_an_h100(case, workloads):
     name, how, count = case.split()
     half = torch.bfloat16 if how == "bf16" else None
-    with multigpu.virtual_cuda(gpus=1, gpu="H100-80GB", shapes_only=True) as (device,):
+    with multigpu.gpus(1, gpu="H100-80GB", shapes_only=True) as (device,):
         product_and_backward()
         torch.cuda.empty_cache()
         model = workloads.new_model(name, workloads.FULL).to(device)
@@ -78,7 +78,7 @@ def test_what_three_training_steps_reserve_on_an_h100(case, workloads):
 
 
 def test_fragmentation_fills_a_gpu():
-    with multigpu.virtual_cuda(gpus=1, memory="96MiB", shapes_only=True):
+    with multigpu.gpus(1, memory="96MiB", shapes_only=True):
         keep = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
         del keep[::2]
         # 36 MiB are allocated, and 80 reserved, in four segments that all have a tensor.
@@ -96,7 +96,7 @@ def test_fragmentation_fills_a_gpu():
 
 
 def test_unused_segments_are_given_back_first():
-    with multigpu.virtual_cuda(gpus=1, memory="96MiB", shapes_only=True):
+    with multigpu.gpus(1, memory="96MiB", shapes_only=True):
         torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
         assert torch.cuda.memory_reserved() == 60 * MIB
         kept = torch.empty(70 * MIB, dtype=torch.uint8, device="cuda")
@@ -108,7 +108,7 @@ def test_unused_segments_are_given_back_first():
 
 
 def test_a_stream_has_its_own_memory():
-    with multigpu.virtual_cuda(gpus=1, shapes_only=True):
+    with multigpu.gpus(1, shapes_only=True):
         torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
@@ -116,7 +116,7 @@ def test_a_stream_has_its_own_memory():
 
 
 def test_settings_that_the_program_makes():
-    with multigpu.virtual_cuda(gpus=1, memory="100MiB", shapes_only=True):
+    with multigpu.gpus(1, memory="100MiB", shapes_only=True):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         keep = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
         del keep[:4]
@@ -125,6 +125,6 @@ def test_settings_that_the_program_makes():
         kept = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
         assert kept.data_ptr() == keep[-1].data_ptr() + 9 * MIB
         assert torch.cuda.memory_reserved() == 100 * MIB
-    with multigpu.virtual_cuda(gpus=1, shapes_only=True):
+    with multigpu.gpus(1, shapes_only=True):
         torch.empty(1, device="cuda")
         assert not torch.cuda.memory_snapshot()[0]["is_expandable"]

@@ -21,7 +21,7 @@ def gpu_second() -> None:
 def test_a_program_reads_the_simulated_clock():
     real_time, real_counter = time.time, time.perf_counter
     before = real_time(), real_counter()
-    with multigpu.virtual_cuda(clock="simulated"):
+    with multigpu.gpus(2, clock="simulated"):
         starts = [time.time(), time.perf_counter(), timeit.default_timer()]
         nanoseconds = [time.time_ns(), time.perf_counter_ns()]
         gpu_second()
@@ -42,7 +42,7 @@ def test_a_program_reads_the_simulated_clock():
 
 def test_libraries_that_wait_read_the_real_clock():
     """A wait with a deadline would never end if its clock stood still."""
-    with multigpu.virtual_cuda(clock="simulated"):
+    with multigpu.gpus(2, clock="simulated"):
         library = {"__name__": "multiprocessing.connection", "time": time}
         exec("first = time.time(); time.sleep(0.01); waited = time.time() - first", library)
         assert library["waited"] >= 0.01
@@ -54,7 +54,7 @@ def test_libraries_that_wait_read_the_real_clock():
 
 def test_a_programs_sleep_takes_simulated_time_with_either_clock():
     for clock in ("real", "simulated"):
-        with multigpu.virtual_cuda(clock=clock):
+        with multigpu.gpus(2, clock=clock):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.ones(1, device="cuda")
             torch.cuda.synchronize()
@@ -72,13 +72,13 @@ def test_a_programs_sleep_takes_simulated_time_with_either_clock():
 
 def test_the_real_clock_is_the_default():
     real = time.perf_counter
-    with multigpu.virtual_cuda():
+    with multigpu.gpus(2):
         assert time.perf_counter is real
 
 
 def test_events_have_simulated_time_with_either_clock():
     for clock in ("real", "simulated"):
-        with multigpu.virtual_cuda(clock=clock):
+        with multigpu.gpus(2, clock=clock):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             gpu_second()
@@ -89,5 +89,5 @@ def test_events_have_simulated_time_with_either_clock():
 
 def test_another_clock_is_refused():
     with pytest.raises(UserError, match="clock is 'fast': give 'real' or 'simulated'"):
-        multigpu.virtual_cuda(clock="fast")
+        multigpu.gpus(2, clock="fast")
     assert not face.is_on()

@@ -41,12 +41,12 @@ ALTERNATIVES = {
     "RichModelSummary": "use ModelSummary",
     "RichProgressBarTheme": "leave out theme: RichProgressBar has rich's own colours",
     "StochasticWeightAveraging": "use WeightAveraging, and torch's SWALR as scheduler",
-    "GPUStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
+    "GPUStatsMonitor": "use torch.cuda.memory_summary(), or multigpu.memory_held()",
     "LearningRateLogger": "use LearningRateMonitor, its newer name",
-    "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
+    "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or multigpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
     "LearningRateFinder": "train some steps with each of several learning rates, and compare",
-    "BatchSizeFinder": "double batch_size until memory is full: vgpu.memory_held() shows it",
+    "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
 }
 

@@ -1,4 +1,4 @@
-"""What a device's memory is used for: weights, gradients, optimizer state and activations."""
+"""What a device's memory is used for: weights, gradients, activations and the rest."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ import torch
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.sim.machine import Machine
 
-CATEGORIES = ("weights", "gradients", "optimizer", "activations")
+CATEGORIES = ("weights", "gradients", "optimizer", "workspaces", "activations")
 
 
 def memory_held(
     machine: Machine, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[torch.device, dict[str, int]]:
-    """{device: {category: bytes}}; a device's four numbers add up to its memory_allocated.
+    """{device: {category: bytes}}; a device's numbers add up to its memory_allocated.
 
     A storage counts once, in the first category that it belongs to, so tied weights count
     once. Activations are all memory that is in none of the other categories.
@@ -31,6 +31,9 @@ def memory_held(
                 counted_blocks.add(id(tensor._block))
                 usage[tensor.device][category] += tensor._block.allocation.nbytes
     for meter in machine.meters:
+        usage[meter.device]["workspaces"] = sum(
+            block.allocation.nbytes for block in meter.workspaces.values()
+        )
         known = sum(usage[meter.device].values())
         usage[meter.device]["activations"] = meter.allocated - known
     return usage

@@ -104,7 +104,7 @@ class Machine:
         if not 0 <= index < count:
             existing = "is 1 virtual GPU" if count == 1 else f"are {count} virtual GPUs"
             more = index + 1
-            start = names.option(f"count={more}", f"--gpus {more}", f"gpus={more}")
+            start = names.option(f"count={more}", f"--gpus {more}", f"{more}")
             raise torch.AcceleratorError(
                 f"{names.runtime()} error: invalid device ordinal\n"
                 f"GPU device may be out of range, do you have enough GPUs?\n"
@@ -161,7 +161,8 @@ def current() -> Machine:
     """
     if _running is None:
         raise NotRunning(
-            "no virtual GPUs are running: call multigpu.gpus(2), or vgpu.start(2), first."
+            "no virtual GPUs are running, which have the simulated clock and the meters: call "
+            "multigpu.gpus(2) first, or on a machine with GPUs multigpu.gpus(2, gpu=…)."
         )
     if _running.process != os.getpid():
         raise forked_error()

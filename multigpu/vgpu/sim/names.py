@@ -53,9 +53,9 @@ def hide(device: torch.device) -> torch.device:
 def option(start: str, command: str, cell: str) -> str:
     """How to change the virtual GPUs: `start` is an argument of vgpu.start.
 
-    `command` and `cell` are the same for `multigpu virtual` and for multigpu.virtual_cuda,
+    `command` and `cell` are the same for `multigpu virtual` and for multigpu.gpus,
     which show the devices as "cuda".
     """
     if _shown_type == INNER:
         return f"vgpu.start({start})"
-    return f"multigpu virtual {command}, or multigpu.virtual_cuda({cell}) in a notebook"
+    return f"multigpu virtual {command}, or multigpu.gpus({cell}) in a notebook"

@@ -50,36 +50,47 @@ class Timeline:
 
     @classmethod
     def of_ranks(cls, ranks: "list[Timeline]") -> "Timeline":
-        """Join the timelines of a run's ranks; each device of each rank has a lane.
+        """Join the timelines of a run's ranks; each device that a rank uses has a lane.
 
-        Each rank's clock starts at vgpu.start. Because collectives exchange the ranks' times,
-        the times can be compared. In the result, an event's `device` is the number of its
-        lane. The result spans from the first start to the last end.
+        Each rank's clock starts with its virtual GPUs. Because collectives exchange the ranks'
+        times, the times can be compared. If all ranks see the same GPUs, as with CUDA, each
+        has lanes for those that it uses alone. In the result, an event's `device` is the
+        number of its lane. The result spans from the first start to the last end.
         """
+        used = [sorted({event.device for event in timeline.events}) for timeline in ranks]
+        numbers = [device for devices in used for device in devices]
+        shared = len(ranks) > 1 and all(
+            0 < len(devices) < len(timeline.lanes)
+            for devices, timeline in zip(used, ranks, strict=True)
+        )
+        shared = shared and len(numbers) == len(set(numbers))
+        if not shared:
+            used = [list(range(len(timeline.lanes))) for timeline in ranks]
         events: list[Event] = []
         notes: dict[Event, str] = {}
         lanes: list[str] = []
-        for rank, timeline in enumerate(ranks):
-            shift = len(lanes)
+        for rank, (devices, timeline) in enumerate(zip(used, ranks, strict=True)):
+            place = {device: len(lanes) + i for i, device in enumerate(devices)}
             for event in timeline.events:
                 on_device = event.peer is not None and event.peer >= 0
-                peer = event.peer + shift if on_device else event.peer
-                moved = event._replace(device=event.device + shift, peer=peer)
+                peer = place.get(event.peer, event.peer) if on_device else event.peer
+                moved = event._replace(device=place[event.device], peer=peer)
                 events.append(moved)
                 if event in timeline.notes:
                     notes[moved] = timeline.notes[event]
-            if len(timeline.lanes) == 1:
+            if len(devices) == 1:
                 lanes.append(f"rank {rank}")
             else:
-                lanes += [f"rank {rank}, {lane}" for lane in timeline.lanes]
+                lanes += [f"rank {rank}, {timeline.lanes[device]}" for device in devices]
         labels = (timeline.label.removeprefix("simulated: ") for timeline in ranks)
         machines = " or ".join(dict.fromkeys(labels))
+        where = " on" if shared else ", each"
         return cls(
             events,
             lanes,
             start=min(timeline.start for timeline in ranks),
             end=max(timeline.end for timeline in ranks),
-            label=f"simulated: {pluralize(len(ranks), 'rank')}, each {machines}",
+            label=f"simulated: {pluralize(len(ranks), 'rank')}{where} {machines}",
             notes=notes,
         )
 

@@ -1,0 +1,159 @@
+"""A notebook's source: lessons/NN-slug/STEM.md, in jupytext's Markdown.
+
+Prose is prose, a fence is a cell, and the fence has the cell's tags. A cell with a program
+has no text of its own: it gets that of the functions or classes with these names in
+scripts/STEM.py.
+
+    ```python program="train_epoch accuracy"
+    ```
+
+Links in the source are relative to its folder; in the notebook, to notebooks/. A notebook
+that continues a lesson is STEM_more.md, with the programs of scripts/STEM.py. The last cell,
+with links to the lessons before and after, is made from the table of lessons.
+"""
+
+import ast
+import posixpath
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multigpu.course import LESSONS
+from multigpu.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+PROGRAM = "program"
+MORE = "_more"
+MOST_CELLS = 30
+MOST_WORDS = 1_200
+MOST_FIRST_LINES = 5
+LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#\s])")
+
+
+def path_of(stem: str, root: Path) -> Path | None:
+    """The source of notebooks/STEM.ipynb; None if the lesson's script is its source."""
+    found = sorted((root / "lessons").glob(f"[0-9]*/{stem}.md"))
+    return found[0] if found else None
+
+
+def stems(root: Path) -> set[str]:
+    """The stems of all notebooks that have a source in Markdown."""
+    paths = (root / "lessons").glob("[0-9]*/[A-Z]*.md")
+    return {path.stem for path in paths if path.name != "README.md"}
+
+
+def read(path: Path, root: Path) -> "NotebookNode":
+    """The source as a notebook: without outputs, with its programs, links and last cell.
+
+    Raises UserError if it cannot be read, and if a program is not in the script.
+    """
+    import jupytext
+    from nbformat.v4 import new_markdown_cell
+
+    name = path.relative_to(root).as_posix()
+    try:
+        notebook = jupytext.reads(path.read_text(encoding="utf-8"), "md")
+    except Exception as error:
+        # Each kind of damage raises a different exception: not UTF-8, a broken header, …
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise UserError(f"{name} cannot be read as a notebook: {first}") from None
+    stem = path.stem.removesuffix(MORE)
+    script = root / "scripts" / f"{stem}.py"
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = relink(cell.source, posixpath.dirname(name), "notebooks")
+        elif program := cell.metadata.get(PROGRAM):
+            if cell.source.strip():
+                raise UserError(
+                    f"{name}: the cell with the program {program} has text of its own: leave "
+                    f"the cell empty, because its text is that of scripts/{stem}.py."
+                )
+            cell.source = program_text(script, program, name)
+    if footer := _footer(path.stem):
+        notebook.cells.append(new_markdown_cell(footer, metadata={"tags": ["footer"]}))
+    notebook.metadata = type(notebook)()
+    return notebook
+
+
+def program_text(script: Path, names: str, source: str) -> str:
+    """The text of functions and classes of a script, by their names, two blank lines apart.
+
+    Raises UserError, naming the source of the notebook, for a name that the script lacks.
+    """
+    try:
+        text = script.read_text(encoding="utf-8")
+        body = ast.parse(text).body
+    except (OSError, SyntaxError) as error:
+        raise UserError(f"{source}: scripts/{script.name} cannot be read: {error}.") from None
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    found = {node.name: node for node in body if isinstance(node, kinds)}
+    lines = text.splitlines()
+    parts = []
+    for name in names.split():
+        if name not in found:
+            hint = did_you_mean(name, found) or f"it has {', '.join(found)}."
+            raise UserError(
+                f"{source}: a cell has the program {name}, which scripts/{script.name} does "
+                f"not define: {hint}"
+            )
+        node = found[name]
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        parts.append("\n".join(lines[first - 1 : node.end_lineno]))
+    return "\n\n\n".join(parts)
+
+
+def relink(
+    markdown: str, before: str, after: str, moved_files: Mapping[str, str] | None = None
+) -> str:
+    """The Markdown with its relative links changed from one folder to another.
+
+    The folders, and the files that have moved to other places, are relative to the course's
+    folder. Links to the web and to a place on the same page stay as they are.
+    """
+
+    def moved(match: re.Match) -> str:
+        target = match[1]
+        if target.startswith("/"):
+            return target
+        path = posixpath.normpath(posixpath.join(before, target))
+        return posixpath.relpath((moved_files or {}).get(path, path), after)
+
+    return LINK.sub(moved, markdown)
+
+
+def form_problems(notebook: "NotebookNode") -> list[str]:
+    """What a notebook's form has against it: too many cells or words, a long first cell."""
+    problems = []
+    own = [cell for cell in notebook.cells if "footer" not in cell.metadata.get("tags", [])]
+    if len(own) > MOST_CELLS:
+        problems.append(f"has {len(own)} cells: at most {MOST_CELLS}")
+    prose = [cell.source for cell in own if cell.cell_type == "markdown"]
+    words = len(" ".join(prose).split())
+    if words > MOST_WORDS:
+        problems.append(f"has {words:,} words of prose: at most {MOST_WORDS:,}")
+    code = [cell for cell in own if cell.cell_type == "code"]
+    if code and len(code[0].source.strip().splitlines()) > MOST_FIRST_LINES:
+        problems.append(f"begins with more than {MOST_FIRST_LINES} lines of code")
+    return problems
+
+
+def _footer(stem: str) -> str:
+    """The links at a notebook's end; "" for one that is not in the table of lessons."""
+    notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
+    places = [i for i, (_, one) in enumerate(notebooks) if one.stem == stem.removesuffix(MORE)]
+    if not places:
+        return ""
+    (place,) = places
+    links = []
+    if place:
+        lesson, one = notebooks[place - 1]
+        links.append(f"[← {lesson.number} {one.name}]({one.stem}.ipynb)")
+    links.append("[syllabus](../lessons/README.md)")
+    links.append(f"[page of this lesson](../lessons/{notebooks[place][0].slug}/README.md)")
+    if place + 1 < len(notebooks):
+        lesson, one = notebooks[place + 1]
+        links.append(f"[{lesson.number} {one.name} →]({one.stem}.ipynb)")
+    return " ·\n".join(links)

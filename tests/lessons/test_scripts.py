@@ -1,0 +1,60 @@
+"""What holds for every script in the new form, which has no notebook cells in it."""
+
+import ast
+import io
+import tokenize
+from functools import cache
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+from multigpu.course import LESSONS
+
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "scripts").glob("*.py"))
+    if "\n# %%" not in path.read_text()
+]
+# Lessons 01 to 06 are PyTorch's: their scripts run wherever torch and scikit-learn do.
+TORCH_ALONE = {notebook.stem for lesson in LESSONS[:6] for notebook in lesson.notebooks}
+
+
+def each(scripts: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", scripts, ids=lambda path: path.stem)
+
+
+@cache
+def definitions(path: Path) -> dict[str, str]:
+    """The classes and functions at the top level of a script, by name, without comments."""
+    return {
+        node.name: ast.unparse(node)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("name", ["CNN", "read_digits"])
+@each(SCRIPTS)
+def test_scripts_that_define_the_model_or_the_data_define_the_same(path, name):
+    first = next(definitions(other)[name] for other in SCRIPTS if name in definitions(other))
+    assert definitions(path).get(name, first) == first
+
+
+@each([path for path in SCRIPTS if path.stem in TORCH_ALONE])
+def test_a_script_of_lessons_01_to_06_runs_without_the_library(path):
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add((node.module or "").partition(".")[0])
+    assert "torch" in modules and "multigpu" not in modules
+
+
+@each(SCRIPTS)
+def test_at_most_a_fifth_of_a_scripts_lines_have_comments(path):
+    text = path.read_text()
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = sum(token.type == tokenize.COMMENT for token in tokens)
+    assert comments <= len(text.splitlines()) / 5
