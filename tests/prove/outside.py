@@ -65,7 +65,15 @@ OPTIONS = {
     },
     "lightning_fabric_fsdp2_tp": "--reference one.py",
     **dict.fromkeys(
-        ("minGPT-ddp", "harvard_mnist_ddp", "princeton_02_mnist_ddp", "lightning_fabric_ddp"),
+        (
+            "imagenet_folder_data_parallel",
+            "minGPT-ddp",
+            "harvard_mnist_ddp",
+            "princeton_02_mnist_ddp",
+            "lightning_fabric_ddp",
+            "dino_fp32",
+            "dino_fp16",
+        ),
         "--no-dropout",
     ),
 }
