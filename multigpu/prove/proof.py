@@ -126,7 +126,7 @@ def run(
     against     as the reference, the command with so many ranks, not one
     self_check  one run alone: whether its ranks agree with each other
     timeout     a run that makes no step for so many seconds hangs
-    no_dropout  switch dropout off in all runs
+    no_dropout  switch dropout and stochastic depth off in all runs
     announce    called with a sentence before each run
 
     Raises UserError for arguments that make no proof.
