@@ -1,18 +1,110 @@
-"""The longer experiments of lesson 01: a device with a queue, and images that are read slowly.
+"""The longer experiments of lesson 01: where the time of a step goes, a device with a queue,
+and images that are read slowly.
 
-They sleep as long as a GPU or a disk would take, so they need neither.
+The device and the images sleep as long as a GPU or a disk would take, so they need neither.
 """
 
+import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import attrgetter
+from pathlib import Path
+from statistics import median
 
 import torch
+import torch.nn.functional as F
+from torch.profiler import profile
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from multigpu import files
 from multigpu.launch.room import available_cores
+
+# ---- the parts of a step --------------------------------------------------------------------
+
+
+def now(device: torch.device, clock: Callable[[], float]) -> float:
+    """The clock's seconds, read when the device has finished its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return clock()
+
+
+def phases(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable,
+    warm_up: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """The median seconds that a step spends on data, forward, backward and update."""
+    device = next(model.parameters()).device
+    model.train()
+    batches = iter(loader)
+    times = []
+    while True:
+        began = now(device, clock)
+        batch = next(batches, None)
+        if batch is None:
+            break
+        images, labels = (part.to(device) for part in batch)
+        data_read = now(device, clock)
+
+        loss = F.cross_entropy(model(images), labels)
+        forward_done = now(device, clock)
+
+        loss.backward()
+        backward_done = now(device, clock)
+
+        optimizer.step()
+        optimizer.zero_grad()
+        updated = now(device, clock)
+        times.append([began, data_read, forward_done, backward_done, updated])
+
+    durations = [
+        [after - before for before, after in pairwise(readings)]
+        for readings in times[min(warm_up, len(times) - 1) :]
+    ]
+    # Python's median, because torch.profiler would count torch's as a part of the step.
+    medians = [median(column) for column in zip(*durations, strict=True)]
+    return dict(zip(("data", "forward", "backward", "update"), medians, strict=True))
+
+
+def profiled(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable,
+    trace: Path,
+    steps: int = 20,
+) -> str:
+    """A table of the operations that take longest in a step, without the reading.
+
+    Trains with the first `steps` batches of the loader. The trace is for ui.perfetto.dev.
+    """
+    # Without this the profiler prints lines of its own, when it starts and when it stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    batches = list(islice(loader, steps))
+    with profile() as recorded:
+        phases(model, optimizer, batches)
+    with files.atomic(trace) as temporary:
+        recorded.export_chrome_trace(str(temporary))
+
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    microseconds = attrgetter("self_cpu_time_total" if on_cpu else "self_device_time_total")
+    longest = sorted(recorded.key_averages(), key=microseconds, reverse=True)[:6]
+    # The name of a GPU's kernel can have hundreds of characters.
+    keys = [operation.key for operation in longest]
+    names = [key if len(key) <= 60 else f"{key[:59]}…" for key in keys]
+    width = max(len(name) for name in [*names, "operation"])
+    lines = [f"{'operation':<{width}}{'calls per step':>16}{'ms per step':>14}"]
+    for name, operation in zip(names, longest, strict=True):
+        calls = operation.count / len(batches)
+        milliseconds = microseconds(operation) / 1e3 / len(batches)
+        lines.append(f"{name:<{width}}{calls:>16.1f}{milliseconds:>14.3f}")
+    return "\n".join([*lines, f"trace: {trace}"])
+
 
 # ---- a queue of operations ------------------------------------------------------------------
 

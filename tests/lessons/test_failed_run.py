@@ -37,13 +37,12 @@ def is_refused(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("stem", "flags"),
     [
-        ("PT_CNN_SingleGPU", ()),
         ("PT_CNN_MultiGPU", ("--spawn", 2)),
         ("PT_CNN_MultiGPU", "torchrun"),
         ("TF_CNN_MultiGPU", ()),
         ("PTL_multiGPU", ("--devices", 2, "--accelerator", "cpu")),
     ],
-    ids=["one process", "--spawn", "torchrun", "TensorFlow", "Trainer"],
+    ids=["--spawn", "torchrun", "TensorFlow", "Trainer"],
 )
 def test_a_failed_run_leaves_no_results_of_an_earlier_one(tmp_path, stem, flags):
     if stem.startswith("TF"):

@@ -314,7 +314,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", ["PT_CNN_SingleGPU", "PTL_multiGPU", "PTL_Strategies"])
+@pytest.mark.parametrize("stem", ["PTL_multiGPU", "PTL_Strategies"])
 def test_lessons_need_torch_scikit_learn_and_matplotlib_alone(stem, tmp_path):
     """No tqdm, typer, rich, PyYAML or tensorboard: not on a machine with a GPU for minutes."""
     program = BLOCKED.format(scripts=str(ROOT / "scripts"))
