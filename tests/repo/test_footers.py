@@ -37,8 +37,8 @@ def test_every_notebook_links_to_its_page_and_its_neighbours():
     stems = [one.stem for lesson in LESSONS for one in lesson.notebooks]
     for lesson in LESSONS:
         for one in lesson.notebooks:
-            script = (ROOT / "scripts" / f"{one.stem}.py").read_text()
-            footer = script.rpartition("# %%")[2]
+            notebook = json.loads((ROOT / "notebooks" / f"{one.stem}.ipynb").read_text())
+            footer = "".join(notebook["cells"][-1]["source"])
             assert f"../lessons/{lesson.slug}/README.md" in footer
             place = stems.index(one.stem)
             for other in stems[max(0, place - 1) : place] + stems[place + 1 : place + 2]:
