@@ -40,6 +40,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 BATCH = 4096
 MICRO_BATCHES = 4
 TRAINING_IMAGES = 1437
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+LAUNCHERS = {"PT_CNN_Pipeline": [*TORCHRUN, "--nproc-per-node=2"]}
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
 # ---- simulated ------------------------------------------------------------------------------
@@ -89,7 +91,7 @@ def halves(micro_batches: int = MICRO_BATCHES) -> vgpu.Timeline:
     from PT_CNN_ModelParallel import Halves
 
     with vgpu.running(2, compute=False) as (first, second):
-        model = Halves(first, second, **WIDE)
+        model = Halves(CNN(**WIDE), first, second)
         vgpu.number_micro_batches(model, model, micro_batches)
         return third_step(model, first, second, micro_batches=micro_batches)
 
@@ -101,7 +103,7 @@ def _stage() -> vgpu.Timeline:
     (place,) = vgpu.start(1, compute=False)
     dist.init_process_group("vgpu")
     own_stage = stage(CNN(**WIDE), rank, 2).to(place)
-    run = schedule("1f1b", own_stage, rank, 2, place, MICRO_BATCHES)
+    run = schedule("1f1b", own_stage, place, MICRO_BATCHES)
     optimizer = torch.optim.SGD(own_stage.parameters(), 0.05, momentum=0.9)
     images = torch.empty(BATCH, 1, 28, 28, device=place)
     labels = torch.empty(BATCH, dtype=torch.long, device=place)
@@ -129,7 +131,7 @@ def _replica_of_stages() -> vgpu.Timeline:
 
     first, second = vgpu.start(2, compute=False)
     dist.init_process_group("vgpu")
-    model = DDP(Halves(first, second, MICRO_BATCHES, **WIDE))
+    model = DDP(Halves(CNN(**WIDE), (first, second), MICRO_BATCHES))
     return third_step(model, first, second, BATCH // 2)
 
 
@@ -186,7 +188,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
     "02 DataParallel": (data_parallel, "PT_CNN_DataParallel", None),
     "03 model parallelism": (halves, "PT_CNN_ModelParallel", None),
-    "03 pipeline, 1F1B": (two_ranks(_stage), "PT_CNN_Pipeline", ["--spawn", "2"]),
+    "03 pipeline, 1F1B": (two_ranks(_stage), "PT_CNN_Pipeline", []),
     "04 DDP by mp.spawn": (replicas, "PT_CNN_DDPSpawn", ["--nprocs", "2"]),
     "05 DDP": (replicas, "PT_CNN_MultiGPU", ["--spawn", "2"]),
     "06 model and data parallel": (
@@ -250,7 +252,7 @@ def images_per_s(stem: str, flags: list[str]) -> float:
     with tempfile.TemporaryDirectory() as out:
         script = ROOT / "scripts" / f"{stem}.py"
         same = ["--epochs", "7", "--batch-size", "64", "--out", out]
-        command = [sys.executable, script, *flags, *same]
+        command = [sys.executable, *LAUNCHERS.get(stem, ()), script, *flags, *same]
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, text=True
         ) as run:

@@ -75,9 +75,13 @@ def ring(vector: torch.Tensor) -> torch.Tensor:
         out = (rank - hop) % n
         into = (rank - hop - 1) % n
         received = torch.empty_like(chunks[into])
-        sending = dist.isend(chunks[out], (rank + 1) % n)
-        dist.recv(received, (rank - 1) % n)
-        sending.wait()
+        # Both at once: with NCCL, an isend that comes first can wait for its receive.
+        messages = [
+            dist.P2POp(dist.irecv, received, (rank - 1) % n),
+            dist.P2POp(dist.isend, chunks[out], (rank + 1) % n),
+        ]
+        for message in dist.batch_isend_irecv(messages):
+            message.wait()
         chunks[into] = chunks[into] + received if hop < n - 1 else received
     return torch.cat(chunks)
 

@@ -1,64 +1,81 @@
-# Sourced by every job file: activate the Python environment of the course on this cluster.
+# Every job file sources this file. It checks the job, activates the Python environment, and sets
+# MASTER_ADDR, MASTER_PORT and OMP_NUM_THREADS. If it cannot, it says what to do, and returns 2.
 #
-# Two variables have priority; set them with `sbatch --export=ALL,…` or in your ~/.bashrc:
-#   COURSE_MODULES   names for `module load`, such as "python/3.11 cuda/12.6". They are loaded first, because a
-#                    virtual environment can need them.
-#   COURSE_ENV       path of a virtual environment, or name or path of a conda environment
-# Without COURSE_ENV the first of these that has torch and multigpu is used: the environment that is active already
-# (sbatch passes it on), the repository's .venv, a conda environment named multigpu.
-# If none of them has, it prints one sentence and returns 1: job files use `source slurm/activate.sh || exit`.
-# A job to which Slurm gave no GPU ends here, too: it would train on the CPUs without a word.
+# If it does not find your environment, export one of these before sbatch, or in your ~/.bashrc:
+#   COURSE_ENV       folder of a virtual environment, or name of a conda environment
+#   COURSE_MODULES   names for `module load`, such as "python/3.11 cuda/12.6", loaded first
+# Without COURSE_ENV, it takes the first of these that has the packages of the script: the active
+# environment, which sbatch passes on; .venv; a conda environment named multigpu.
 
-course_has_python() {
-    # -P excludes the current directory, in which multigpu is always found. It needs Python 3.11, as the course does.
-    python -P -c 'import sys; from importlib.util import find_spec as f; sys.exit(not (f("torch") and f("multigpu")))' \
-        2>/dev/null
+error() {
+    echo "error: $1" >&2
+    return 2
 }
 
-course_conda_activate() {
-    # `conda activate` is a shell function, which a batch job does not inherit: the program conda prints it.
-    local program=${CONDA_EXE:-$(type -P conda)} functions
-    if [ "$(type -t conda)" != function ]; then
-        [ -n "$program" ] && functions=$("$program" shell.bash hook 2>/dev/null) && eval "$functions" || return 1
-    fi
-    conda activate "$1" 2>/dev/null
-}
+# ---- the job ----------------------------------------------------------------------------------
+[ -n "$SLURM_JOB_ID" ] || error "this is a job file: give it to Slurm, with sbatch $0." || return
+# A copy of the script can lie beside the copy of its job file.
+[ -f "$script" ] || [ -n "$SCRIPT" ] || script=${script##*/}
+[ -f "$script" ] ||
+    error "there is no $script in $PWD: go to the folder that has it, and submit there." || return
+# Only a process on a compute node has SLURMD_NODENAME; the shell of salloc can be on a login node.
+[ -z "$SLURMD_NODENAME" ] || [ -n "$SLURM_GPUS_ON_NODE" ] ||
+    error "Slurm gave this job no GPU: ask for some by --gpus-per-node, or by --gres=gpu:2." || return
 
-course_activate() {
-    local root
-    # Only processes on a compute node have SLURMD_NODENAME; the shell of salloc on a login node does not.
-    if [ -n "${SLURMD_NODENAME:-}" ] && [ -z "${SLURM_GPUS_ON_NODE:-}" ]; then
-        echo "error: Slurm gave this job no GPU: ask for some with --gpus-per-node, or with --gres=gpu:2." >&2
-        return 2
-    fi
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-    if [ -n "${COURSE_MODULES:-}" ]; then
-        # shellcheck disable=SC2086  # it holds several names
-        if ! { type module && module load $COURSE_MODULES; } >/dev/null 2>&1; then
-            echo "error: COURSE_MODULES is '$COURSE_MODULES', which \`module load\` cannot load: see \`module avail\`." >&2
-            return 1
-        fi
-    fi
-    if [ -n "${COURSE_ENV:-}" ]; then
-        if [ -f "$COURSE_ENV/bin/activate" ]; then
-            source "$COURSE_ENV/bin/activate"
-        elif ! course_conda_activate "$COURSE_ENV"; then
-            echo "error: COURSE_ENV is '$COURSE_ENV', which is neither a virtual environment's folder nor a conda environment." >&2
-            return 1
-        fi
-        if ! course_has_python; then
-            echo "error: COURSE_ENV is '$COURSE_ENV', which has no torch or no multigpu: run \`pip install -e .\` in it." >&2
-            return 1
-        fi
-    elif ! course_has_python; then
-        if [ -f "$root/.venv/bin/activate" ] && source "$root/.venv/bin/activate" && course_has_python; then
-            :
-        elif ! { course_conda_activate multigpu && course_has_python; }; then
-            echo "error: no Python environment with torch and multigpu: run \`make run\` in $root, or set COURSE_ENV to yours." >&2
-            return 1
-        fi
-    fi
-    echo "environment: $(command -v python)"
+# ---- the Python environment -------------------------------------------------------------------
+packages=$(grep -oE '^(import|from) (torch|tensorflow|multigpu)\b' "$script" | cut -d ' ' -f 2 | sort -u)
+packages=$(echo ${packages:-torch})
+has_packages() { # in another folder than this one, from which Python also imports
+    (cd / && python -c '
+import sys, importlib.util
+sys.exit(None in map(importlib.util.find_spec, sys.argv[1:]))' $packages) 2>/dev/null
 }
+conda_activate() { # `conda activate` is a shell function, which a batch job does not inherit
+    { eval "$("${CONDA_EXE:-conda}" shell.bash hook)" && conda activate "$1"; } 2>/dev/null
+}
+[ -z "$COURSE_MODULES" ] || module load $COURSE_MODULES ||
+    error "COURSE_MODULES is '$COURSE_MODULES', which fails: see \`module avail\`." || return
+if [ -n "$COURSE_ENV" ] && [ -f "$COURSE_ENV/bin/activate" ]; then
+    source "$COURSE_ENV/bin/activate"
+elif [ -n "$COURSE_ENV" ]; then
+    conda_activate "$COURSE_ENV" ||
+        error "COURSE_ENV is '$COURSE_ENV', which is no virtual and no conda environment." || return
+elif ! has_packages; then
+    [ -f .venv/bin/activate ] && source .venv/bin/activate
+    has_packages || conda_activate multigpu
+fi
+has_packages ||
+    error "no Python with $packages, which $script imports (python is $(command -v python ||
+        echo missing)): submit again with COURSE_ENV=FOLDER before sbatch, where FOLDER is an \
+environment that has it." || return
 
-course_activate
+# ---- the classroom cluster --------------------------------------------------------------------
+# Slurm counts GPUs on its nodes, but there is no CUDA. The job file of a script that needs CUDA
+# starts again here, with as many virtual GPUs. For your own script: NEEDS_CUDA=yes before sbatch.
+if [ "$SLURM_CLUSTER_NAME/$NEEDS_CUDA" = multigpu-classroom/yes ] && [ -z "$MULTIGPU_VIRTUAL" ]; then
+    unset COURSE_ENV COURSE_MODULES # they are active
+    exec multigpu virtual --gpus "$SLURM_GPUS_ON_NODE" --gpus-per-node "$SLURM_GPUS_ON_NODE" \
+        --between-nodes Ethernet25 bash "$0" "$@"
+fi
+
+# ---- where the ranks meet ---------------------------------------------------------------------
+# On the first node, which runs this file, at the address that Slurm uses. A MASTER_ADDR that is set
+# already is kept. The port is the job's own; if another program uses it, the next one.
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+export MASTER_ADDR=${MASTER_ADDR:-$address} MASTER_PORT=$((15000 + SLURM_JOB_ID % 10000))
+while (exec 3<>"/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; do
+    MASTER_PORT=$((MASTER_PORT + 1))
+done
+# If the first collective hangs, NCCL may use a network that the nodes do not share: print what it
+# chooses, and name the right network (`ip link` lists them).
+#export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=ib0
+
+# ---- threads, and lines in the log --------------------------------------------------------------
+# A process gets as many threads as its task has cores. Else it would start one per core of the
+# node, and the processes of a node would slow each other down. The classroom cluster's cores are
+# simulated, too. Python writes each line to the log at once.
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} PYTHONUNBUFFERED=1
+[ "$SLURM_CLUSTER_NAME" != multigpu-classroom ] || OMP_NUM_THREADS=1
+
+echo "$(command -v python) on $SLURM_JOB_NODELIST, rendezvous: $MASTER_ADDR:$MASTER_PORT"

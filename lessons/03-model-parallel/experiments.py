@@ -1,6 +1,6 @@
 """The longer experiments of lesson 03: steps of a split model on virtual GPUs.
 
-The tensors have shapes but no numbers (`compute=False`). That is enough to simulate memory and
+The tensors have shapes but no numbers (`shapes_only`). That is enough to simulate memory and
 time.
 """
 
@@ -15,12 +15,13 @@ import torch.distributed as dist
 from matplotlib.figure import Figure
 from torch import nn
 
-from multigpu import launch, plots, vgpu
+import multigpu
+from multigpu import launch, plots
 from multigpu.models import CNN
 
 MIB = 2**20
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
-FREE_LINK = vgpu.Link("free link", bandwidth=1e18, latency=0.0)
+FREE_LINK = multigpu.Link("free link", bandwidth=1e18, latency=0.0)
 
 
 def sgd(weights: Iterable[nn.Parameter]) -> torch.optim.SGD:
@@ -28,7 +29,7 @@ def sgd(weights: Iterable[nn.Parameter]) -> torch.optim.SGD:
     return torch.optim.SGD(weights, 0.05, momentum=0.9)
 
 
-def shares(timeline: vgpu.Timeline) -> dict[str, float]:
+def shares(timeline: multigpu.Timeline) -> dict[str, float]:
     """The fractions of the time that Timeline.breakdown gives, averaged over all lanes."""
     lanes = [timeline.breakdown(lane) for lane in range(len(timeline.lanes))]
     return {part: sum(lane[part] for lane in lanes) / len(lanes) for part in lanes[0]}
@@ -41,7 +42,7 @@ def timed_step(
     last: torch.device,
     batch: int,
     micro_batches: int,
-) -> tuple[float, vgpu.Timeline]:
+) -> tuple[float, multigpu.Timeline]:
     """The simulated seconds and the timeline of the second training step.
 
     step           the lesson's step(model, optimizer, images, labels, micro_batches)
@@ -51,9 +52,9 @@ def timed_step(
     images = torch.empty(batch, 1, 28, 28, device=first)
     labels = torch.empty(batch, dtype=torch.long, device=last)
     for _ in range(2):  # the first step warms up
-        began = vgpu.elapsed()
+        began = multigpu.elapsed()
         step(model, optimizer, images, labels, micro_batches)
-    return vgpu.elapsed() - began, vgpu.timeline(since=began)
+    return multigpu.elapsed() - began, multigpu.timeline(since=began)
 
 
 def on_one_gpu(batch: int = 4096) -> float:
@@ -64,7 +65,7 @@ def on_one_gpu(batch: int = 4096) -> float:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    with vgpu.running(1, compute=False) as (gpu,):
+    with multigpu.gpus(1, shapes_only=True) as (gpu,):
         return timed_step(step, CNN(**WIDE).to(gpu), gpu, gpu, batch, micro_batches=1)[0]
 
 
@@ -76,13 +77,13 @@ class RankStep(NamedTuple):
 
     peak: float
     held: dict[str, float]
-    timeline: vgpu.Timeline
+    timeline: multigpu.Timeline
 
 
 def pipelined_steps(
-    cases: list[tuple[Callable, str | list[str], str | vgpu.Link]],
+    cases: list[tuple[Callable, str | list[str], str | multigpu.Link]],
     schedule: Callable,
-    by_hand: tuple[Callable, Callable],
+    by_hand: tuple[Callable, Callable] | tuple[()] = (),
     micro_batches: int = 8,
     batch: int = 4096,
 ) -> list[RankStep]:
@@ -94,22 +95,24 @@ def pipelined_steps(
     rank's layers. An order is a name of the lesson's `schedule`, or a list of each rank's
     order by hand, such as "F1 F2 B1 B2"; `by_hand` are the functions first_stage and
     last_stage. Run it with launch.call, in 2 processes, or in 2 to 4 if no order is by hand.
-    Each rank has one virtual GPU.
+    Rank r has the virtual GPU cuda:r.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     steps = []
     for number, (cut, order, link) in enumerate(cases):
-        with vgpu.running(1, link=link, compute=False) as (gpu,):
+        with multigpu.gpus(world.size, link=link, shapes_only=True) as gpus:
+            gpu = gpus[world.rank]
+            torch.cuda.set_device(gpu)
             dist.init_process_group(
-                "vgpu",
+                "nccl",
                 store=dist.PrefixStore(str(number), store),
                 rank=world.rank,
                 world_size=world.size,
             )
             layers = cut(CNN(**WIDE), world.rank, world.size).to(gpu)
             if isinstance(order, str):
-                tool = schedule(order, layers, world.rank, world.size, gpu, micro_batches)
+                tool = schedule(order, layers, gpu, micro_batches)
                 run = _with_tool(tool, world, gpu, batch)
             else:
                 own = order[world.rank]
@@ -120,12 +123,12 @@ def pipelined_steps(
 
 
 def simulated(
-    cases: dict[str, tuple[Callable, str | list[str], str | vgpu.Link]],
+    cases: dict[str, tuple[Callable, str | list[str], str | multigpu.Link]],
     schedule: Callable,
-    by_hand: tuple[Callable, Callable],
+    by_hand: tuple[Callable, Callable] | tuple[()] = (),
     ranks: int = 2,
     **size: int,
-) -> tuple[dict[str, tuple[RankStep, ...]], dict[str, vgpu.Timeline]]:
+) -> tuple[dict[str, tuple[RankStep, ...]], dict[str, multigpu.Timeline]]:
     """Simulate a step of each case on some ranks; the arguments are those of pipelined_steps.
 
     Returns what each rank found, {case: (rank 0's, rank 1's, …)}, and their timelines in one,
@@ -187,26 +190,26 @@ def _second_step(
     optimizer = sgd(layers.parameters())
     run()  # the first step warms up: it makes the optimizer's state and the tool's buffers
     optimizer.step()
-    vgpu.number_micro_batches(layers, layers, micro_batches)
-    dist.barrier()  # all ranks begin the step at the same time
-    torch.vgpu.reset_peak_memory_stats(gpu)
-    began = vgpu.elapsed()
+    multigpu.number_micro_batches(layers, layers, micro_batches)
+    dist.barrier(device_ids=[gpu.index])  # all ranks begin the step at the same time
+    torch.cuda.reset_peak_memory_stats(gpu)
+    began = multigpu.elapsed()
     optimizer.zero_grad()
     run()
-    held = vgpu.memory_held(layers, optimizer)[gpu]
+    held = multigpu.memory_held(layers, optimizer)[gpu]
     optimizer.step()
-    timeline = vgpu.timeline(since=began)
-    peak = torch.vgpu.max_memory_allocated(gpu) / MIB
+    timeline = multigpu.timeline(since=began)
+    peak = torch.cuda.max_memory_allocated(gpu) / MIB
     lasting = ("weights", "gradients", "optimizer")
     return RankStep(peak, {use: held[use] / MIB for use in lasting}, timeline)
 
 
-def joined(steps: Sequence[RankStep]) -> vgpu.Timeline:
+def joined(steps: Sequence[RankStep]) -> multigpu.Timeline:
     """The timelines of all ranks in one, whose messages say what they carry.
 
     A message to a later stage carries activations, one to an earlier stage gradients.
     """
-    timeline = vgpu.Timeline.of_ranks([step.timeline for step in steps])
+    timeline = multigpu.Timeline.of_ranks([step.timeline for step in steps])
     messages = [event for event in timeline.events if event.name in ("send", "recv")]
     lanes = defaultdict(list)  # (name, start, end) of a message → its lanes
     for event in messages:
@@ -222,7 +225,7 @@ def joined(steps: Sequence[RankStep]) -> vgpu.Timeline:
     return timeline
 
 
-def phases(timeline: vgpu.Timeline) -> list[dict[str, float]]:
+def phases(timeline: multigpu.Timeline) -> list[dict[str, float]]:
     """The milliseconds of computing in each phase, by lane."""
     milliseconds = []
     for lane in range(len(timeline.lanes)):

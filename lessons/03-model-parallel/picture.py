@@ -6,19 +6,20 @@ python lessons/03-model-parallel/picture.py
 import sys
 from pathlib import Path
 
-from experiments import timed_step
+from experiments import WIDE, timed_step
 
-from multigpu import plots, vgpu
+import multigpu
+from multigpu import models, plots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_ModelParallel import Halves, step
 
 
-def simulate(micro_batches: int) -> vgpu.Timeline:
+def simulate(micro_batches: int) -> multigpu.Timeline:
     """A step of 4,096 images; the micro-batches are numbered."""
-    with vgpu.running(2, compute=False) as (first, second):
-        model = Halves(first, second, (1, 28, 28), hidden=320)
-        vgpu.number_micro_batches(model, model, micro_batches)
+    with multigpu.gpus(2, shapes_only=True) as (first, second):
+        model = Halves(models.CNN(**WIDE), first, second)
+        multigpu.number_micro_batches(model, model, micro_batches)
         _, timeline = timed_step(step, model, first, second, 4096, micro_batches)
         return timeline
 

@@ -1,14 +1,14 @@
 """The longer experiments of lesson 06: training steps on two nodes with two virtual GPUs each.
 
-The tensors have shapes but no numbers (`compute=False`). That is enough to simulate memory and
-time.
+The tensors have shapes but no numbers (`shapes_only=True`). That is enough to simulate memory
+and time.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from multigpu import launch, vgpu
+import multigpu
+from multigpu import launch
 from multigpu.models import CNN
 from multigpu.models.transformer import Block
 
@@ -26,10 +27,10 @@ GIB = 2**30
 LARGE = {"image_shape": (1, 28, 28), "hidden": 90_000, "classes": 6_000}
 # Lesson 03's CNN, for which one GPU is enough.
 SMALL = {"image_shape": (1, 28, 28), "hidden": 320}
-MODELS = {"large": LARGE, "small": SMALL}
-# The layers on the first of two GPUs. For the large model, a cut between fc1 and fc2 halves
-# the weights and the arithmetic.
-CUTS = {"large": 3, "small": 2}
+CNNS = {"large": LARGE, "small": SMALL}
+# How many modules stage 1 has. A cut between fc1 and fc2 halves the large model's weights and
+# arithmetic; the small one is cut after its convolutions, as in the lesson's script.
+CUTS = {"large": 7, "small": 4}
 # A stack of transformer blocks that has 1.1 billion weights, too. Without an embedding and an
 # output layer its halves are equal.
 TRANSFORMER = {"blocks": 6, "hidden": 3_840, "heads": 30}
@@ -37,14 +38,18 @@ TOKENS = 1_024  # of a sequence
 MICRO_BATCHES = 4
 # Images of one step, or tokens, over all GPUs.
 IMAGES = 8_192
+# A step with sixteen times the tokens needs larger GPUs.
+MANY_TOKENS = {"images": 131_072, "micro_batches": 8, "memory": "80GiB"}
+# The micro-batches in flight on stage 1 and on stage 2, of 4.
+ORDERS = {"GPipe": (4, 4), "1F1B": (2, 1), "3 in flight": (3, 1)}
+NETWORKS = ("Ethernet10", "Ethernet25", "HDR200")
 # The GPUs of a rank, of the four: GPUs 0 and 1 are on the first node, 2 and 3 on the second.
 LAYOUTS = {
     "four replicas": lambda rank: (rank,),
     "stages inside nodes": lambda rank: (2 * rank, 2 * rank + 1),
     "stages across nodes": lambda rank: (rank, rank + 2),
-    "FSDP over four GPUs": lambda rank: (rank,),
-    "FSDP inside nodes": lambda rank: (rank,),
 }
+INSIDE, ACROSS = "stages inside nodes", "stages across nodes"
 LANES = [f"node {gpu // 2}, GPU {gpu % 2}" for gpu in range(4)]
 
 
@@ -59,7 +64,7 @@ class Step(NamedTuple):
               that DDP keeps for gradients
     update    the highest GiB on each of them during the optimizer's step
     error     the text of the OutOfMemoryError, or ""
-    timeline  the step's timeline, with a lane for each of the rank's GPUs
+    timeline  the step's timeline
     """
 
     seconds: float | None
@@ -69,7 +74,12 @@ class Step(NamedTuple):
     forward: list[float]
     update: list[float]
     error: str
-    timeline: vgpu.Timeline
+    timeline: multigpu.Timeline
+
+    @property
+    def speed(self) -> float:
+        """Images, or tokens, per simulated second."""
+        return self.images / self.seconds
 
 
 class OverlappedStep(NamedTuple):
@@ -83,32 +93,40 @@ class OverlappedStep(NamedTuple):
     peak: float
 
 
-class TransformerHalves(nn.Module):
-    """A stack of transformer blocks, one half on the GPU `first`, the other on `second`."""
+class Stages(nn.Module):
+    """The script's class Halves for any model: a stage on each of two GPUs."""
 
-    def __init__(self, first: torch.device, second: torch.device, micro_batches: int):
+    def __init__(
+        self,
+        first: nn.Module,
+        second: nn.Module,
+        gpus: list[torch.device],
+        micro_batches: int,
+    ):
         super().__init__()
-        blocks = _blocks()
-        half = len(blocks) // 2
-        self.first = nn.Sequential(*blocks[:half]).to(first)
-        self.last = nn.Sequential(*blocks[half:]).to(second)
-        self.second = second
-        self.micro_batches = micro_batches
+        self.first = first.to(gpus[0])
+        self.second = second.to(gpus[1])
+        self.gpus, self.micro_batches = gpus, micro_batches
+        multigpu.number_micro_batches(self.first, self.second, micro_batches)
 
-    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs = []
-        for micro_batch in sequences.chunk(self.micro_batches):
-            outputs.append(self.last(self.first(micro_batch).to(self.second)))
+        for micro_batch in inputs.chunk(self.micro_batches):
+            activations = self.first(micro_batch)
+            outputs.append(self.second(activations.to(self.gpus[1])))
         return torch.cat(outputs)
 
 
-def _blocks() -> list[Block]:
-    count, hidden, heads = TRANSFORMER.values()
-    return [Block(hidden, heads, causal=True) for _ in range(count)]
+def cnn_stages(cnn: CNN, cut: int, gpus: list[torch.device], micro_batches: int) -> Stages:
+    """`cnn` with its first `cut` modules on the first of two GPUs."""
+    modules = [cnn.conv1, nn.Tanh(), cnn.conv2, nn.Tanh(), nn.Flatten()]
+    modules += [cnn.fc1, nn.Tanh(), cnn.fc2]
+    first, second = nn.Sequential(*modules[:cut]), nn.Sequential(*modules[cut:])
+    return Stages(first, second, gpus, micro_batches)
 
 
-def one_process(
-    halves: type | None,
+def one_node(
+    stages: int = 2,
     memory: str | None = None,
     gpu: str = "V100-16GB",
     model: str = "large",
@@ -117,32 +135,35 @@ def one_process(
 ) -> Step:
     """The third step with `model` in this process, alone on one node of two GPUs.
 
-    `halves` is the lesson's class Halves, which uses both GPUs; None puts the whole model on
-    the first GPU. `memory` is each GPU's capacity, by default that of `gpu`. The step has
-    `images`, or tokens, in `micro_batches`.
+    With one stage the whole model is on the first GPU. `memory` is each GPU's capacity, by
+    default that of `gpu`. The step has `images`, or tokens, in `micro_batches`.
     """
-    with vgpu.running(2, gpu=gpu, memory=memory, compute=False) as gpus:
-        own = gpus if halves else gpus[:1]
-        return _third_step(model, halves, own, 1, images, micro_batches)
+    with _gpus(2, gpu=gpu, memory=memory) as gpus:
+        return _third_step(model, gpus[:stages], 1, images, micro_batches)
+
+
+def two_nodes(*cases: tuple[str, str, str], **more: object) -> list[list[Step]]:
+    """For each case (a model, a layout, a network): the third step, in each rank.
+
+    A model is a name in CNNS or "transformer", a layout a name in LAYOUTS, and a network
+    between the nodes one in multigpu.NETWORKS. `more` are arguments of `layout_steps`. All
+    cases have as many ranks: four for "four replicas", otherwise two.
+    """
+    ranks = 4 if cases[0][1] == "four replicas" else 2
+    return list(zip(*launch.call(layout_steps, ranks, cases, **more), strict=True))
 
 
 def layout_steps(
     cases: list[tuple[str, str, str]],
-    halves: type,
     gpu: str = "V100-16GB",
     images: int = IMAGES,
     micro_batches: int = MICRO_BATCHES,
     memory: str | None = None,
-    shard: Callable | None = None,
 ) -> list[Step]:
-    """In each rank: the third step with Adam for each case (a model, a layout, a network).
+    """What each rank does for `two_nodes`: its third step for each case.
 
-    A model is a name in MODELS or "transformer", a layout a name in LAYOUTS, and a network
-    between the nodes one in vgpu.NETWORKS. A step has `images`, or tokens, over all ranks. A
-    replica of stages divides its part into `micro_batches`. `memory` is each GPU's capacity,
-    by default that of `gpu`. Run it with launch.call, in as many processes as the layouts have
-    ranks: two for stages, otherwise four. A layout of FSDP needs `shard`, the notebook's
-    function shard_weights(model, way), in which `way` is the layout.
+    A step has `images`, or tokens, over all ranks. A replica of stages divides its part into
+    `micro_batches`. `memory` is each GPU's capacity, by default that of `gpu`.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -150,53 +171,47 @@ def layout_steps(
     for number, (model, layout, network) in enumerate(cases):
         own_store = dist.PrefixStore(str(number), store)
         with _own_gpus(world, own_store, layout, network, gpu, memory) as own:
-            sharding = partial(shard, way=layout) if layout.startswith("FSDP") else None
-            counts = (world.size, images, micro_batches)
-            steps.append(_third_step(model, halves, own, *counts, sharding))
+            steps.append(_third_step(model, own, world.size, images, micro_batches))
     return steps
 
 
 class Overlapped:
     """A replica of two stages whose transfers run beside computing, on their own streams.
 
-    `model` is an object of the lesson's class Halves with cut=3. `in_flight` is the order: for
-    each stage, how many micro-batches at most have gone forward there and not yet backward.
-    1F1B is (2, 1); GPipe is (4, 4) for 4 micro-batches.
+    `in_flight` is the order: for each stage, how many micro-batches at most have gone forward
+    there and not yet backward. 1F1B is (2, 1); GPipe is (4, 4) for 4 micro-batches.
     """
 
-    def __init__(self, model: nn.Module, in_flight: tuple[int, int]):
-        self.model = model
+    def __init__(self, stages: Stages, in_flight: tuple[int, int]):
+        self.stages = stages
         self.in_flight = in_flight
         # For each direction a stream on each of the two GPUs.
-        gpus = (model.first, model.second)
-        self.to_second = {gpu: torch.vgpu.Stream(gpu) for gpu in gpus}
-        self.to_first = {gpu: torch.vgpu.Stream(gpu) for gpu in gpus}
+        self.to_second = {gpu: torch.cuda.Stream(gpu) for gpu in stages.gpus}
+        self.to_first = {gpu: torch.cuda.Stream(gpu) for gpu in stages.gpus}
 
     def backward(self, images: torch.Tensor, labels: torch.Tensor, ranks: int = 1) -> None:
         """Add this rank's part of the gradients of the mean loss over all ranks' images."""
-        model = self.model
-        batches = images.chunk(model.micro_batches)
-        classes = labels.chunk(model.micro_batches)
+        stages = self.stages
+        batches = images.chunk(stages.micro_batches)
+        classes = labels.chunk(stages.micro_batches)
         on_first, on_second = self.in_flight
         outputs, activations, losses = {}, {}, {}
 
         def forward_first(number: int) -> None:
-            x = torch.tanh(model.conv1(batches[number]))
-            x = torch.tanh(model.conv2(x)).flatten(1)
-            outputs[number] = torch.tanh(model.fc1(x))
+            outputs[number] = stages.first(batches[number])
             sent = outputs[number].detach()
-            activations[number] = self._send(sent, model.second, self.to_second)
+            activations[number] = self._send(sent, stages.gpus[1], self.to_second)
 
         def forward_second(number: int) -> None:
             received = self._received(*activations.pop(number)).requires_grad_()
-            logits = model.fc2(received)
+            logits = stages.second(received)
             loss = F.cross_entropy(logits, classes[number], reduction="sum")
             losses[number] = (received, loss / (len(images) * ranks))
 
         def backward(number: int) -> None:
             received, loss = losses.pop(number)
             loss.backward()
-            gradient = self._send(received.grad, model.first, self.to_first)
+            gradient = self._send(received.grad, stages.gpus[0], self.to_first)
             outputs.pop(number).backward(self._received(*gradient))
 
         count = len(batches)
@@ -216,15 +231,15 @@ class Overlapped:
     ) -> tuple[torch.Tensor, torch.Event]:
         """Begin to copy `tensor`. Returns the copy and the event of its end."""
         source = streams[tensor.device]
-        source.wait_stream(torch.vgpu.current_stream(tensor.device))
+        source.wait_stream(torch.cuda.current_stream(tensor.device))
         tensor.record_stream(source)
-        with torch.vgpu.stream(source), torch.vgpu.stream(streams[to]):
+        with torch.cuda.stream(source), torch.cuda.stream(streams[to]):
             copy = tensor.to(to, non_blocking=True)
             return copy, streams[to].record_event()
 
     def _received(self, copy: torch.Tensor, end: torch.Event) -> torch.Tensor:
         """The copy. The GPU that computes with it waits for the end of the transfer."""
-        stream = torch.vgpu.current_stream(copy.device)
+        stream = torch.cuda.current_stream(copy.device)
         stream.wait_event(end)
         copy.record_stream(stream)
         return copy
@@ -232,7 +247,6 @@ class Overlapped:
 
 def overlapped_steps(
     cases: list[tuple[tuple[int, int], str, str]],
-    halves: type,
     images: int = IMAGES,
     micro_batches: int = MICRO_BATCHES,
 ) -> list[OverlappedStep]:
@@ -247,23 +261,64 @@ def overlapped_steps(
     for number, (in_flight, layout, network) in enumerate(cases):
         own_store = dist.PrefixStore(str(number), store)
         with _own_gpus(world, own_store, layout, network) as own:
-            model, inputs, labels = _cnn(
-                "large", halves, own, images // world.size, micro_batches
-            )
-            order = Overlapped(model, in_flight)
-            optimizer = torch.optim.Adam(model.parameters())
+            stages, inputs, labels = _cnn("large", own, images // world.size, micro_batches)
+            order = Overlapped(stages, in_flight)
+            optimizer = torch.optim.Adam(stages.parameters())
             for _ in range(3):  # the first two warm up
-                began = vgpu.elapsed()
+                began = multigpu.elapsed()
                 optimizer.zero_grad()
                 order.backward(inputs, labels, world.size)
-                for weight in model.parameters():
+                for weight in stages.parameters():
                     dist.all_reduce(weight.grad)
                 optimizer.step()
                 for gpu in own:
-                    torch.vgpu.synchronize(gpu)
-            speed = images / (vgpu.elapsed() - began)
+                    torch.cuda.synchronize(gpu)
+            speed = images / (multigpu.elapsed() - began)
             found.append(OverlappedStep(speed, max(_peaks(own))))
     return found
+
+
+def overlapped() -> tuple[dict[tuple[str, str], tuple[float, float]], dict[str, float]]:
+    """With class Overlapped: images/s inside and across by order and network; it prints them.
+
+    The second result is the higher peak of a rank's GPUs, in GiB, by order.
+    """
+    pairs = [(order, network) for order in ORDERS for network in NETWORKS]
+    cases = [(ORDERS[order], at, net) for order, net in pairs for at in (INSIDE, ACROSS)]
+    steps, _ = launch.call(overlapped_steps, 2, cases)
+    speeds = {
+        pair: (inside.speed, across.speed)
+        for pair, inside, across in zip(pairs, steps[::2], steps[1::2], strict=True)
+    }
+    peaks = {
+        order: steps[cases.index((ORDERS[order], ACROSS, NETWORKS[0]))].peak
+        for order in ORDERS
+    }
+    print(f"{'images/s, inside | across':28}" + "".join(f"{name:>16}" for name in NETWORKS))
+    for order in ORDERS:
+        row = [" | ".join(f"{speed:5.0f}" for speed in speeds[order, net]) for net in NETWORKS]
+        print(f"{order:28}" + "".join(f"{text:>16}" for text in row))
+    return speeds, peaks
+
+
+def one_node_overlapped() -> float:
+    """Images/s of one node alone, with 1F1B and overlap, in 8 micro-batches."""
+    case = (ORDERS["1F1B"], INSIDE, NETWORKS[0])
+    ((step,),) = launch.call(overlapped_steps, 1, [case], micro_batches=8)
+    return step.speed
+
+
+@contextmanager
+def _gpus(count: int, **more: object) -> Iterator[list[torch.device]]:
+    """Shape-only GPUs whose allocator has expandable segments.
+
+    Without them fragmentation takes more than a gibibyte, and the large model's stages do not
+    fit into 16 GiB.
+    """
+    setting = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    with mock.patch.dict(os.environ, setting):
+        with multigpu.gpus(count, shapes_only=True, **more) as gpus:
+            yield gpus
 
 
 @contextmanager
@@ -278,22 +333,20 @@ def _own_gpus(
     """The GPUs of this rank in `layout`, on two nodes, with a process group of all ranks."""
     # Every rank sees all four GPUs and takes its own.
     nodes = {"gpus_per_node": 2, "between_nodes": network}
-    with vgpu.running(4, gpu=gpu, memory=memory, compute=False, **nodes) as gpus:
-        dist.init_process_group("vgpu", store=store, rank=world.rank, world_size=world.size)
+    with _gpus(4, gpu=gpu, memory=memory, **nodes) as gpus:
         own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
-        torch.vgpu.set_device(own[0])  # the device that FSDP uses
+        torch.cuda.set_device(own[0])
+        dist.init_process_group("nccl", store=store, rank=world.rank, world_size=world.size)
         yield own
         dist.destroy_process_group()
 
 
 def _third_step(
     name: str,
-    halves: type | None,
     gpus: list[torch.device],
     ranks: int,
     images: int,
     micro_batches: int = MICRO_BATCHES,
-    shard: Callable[[nn.Module], None] | None = None,
 ) -> Step:
     seconds, held, error, began = None, [], "", 0.0
     peak, forward, update = [], [], []
@@ -301,31 +354,29 @@ def _third_step(
         if name == "transformer":
             model, loss_of = _transformer(gpus, images // ranks, micro_batches)
         else:
-            model, inputs, labels = _cnn(name, halves, gpus, images // ranks, micro_batches)
+            model, inputs, labels = _cnn(name, gpus, images // ranks, micro_batches)
 
             def loss_of(wrapped: nn.Module) -> torch.Tensor:
                 return F.cross_entropy(wrapped(inputs), labels)
 
-        if shard:
-            shard(model)
-        elif ranks > 1:
+        if ranks > 1:
             # Without its own copy of the gradients DDP needs less memory.
             model = DDP(model, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(3):  # the first two warm up
-            began = vgpu.elapsed()
+            began = multigpu.elapsed()
             optimizer.zero_grad()
             loss = loss_of(model)
-            after_forward = vgpu.memory_held(model, optimizer)
+            after_forward = multigpu.memory_held(model, optimizer)
             loss.backward()
-            by_gpu = vgpu.memory_held(model, optimizer)
+            by_gpu = multigpu.memory_held(model, optimizer)
             before_update = _peaks(gpus)
             for gpu in gpus:
-                torch.vgpu.reset_peak_memory_stats(gpu)
+                torch.cuda.reset_peak_memory_stats(gpu)
             optimizer.step()
             update = _peaks(gpus)
             peak = [max(pair) for pair in zip(before_update, update, strict=True)]
-        seconds = vgpu.elapsed() - began
+        seconds = multigpu.elapsed() - began
         held = [
             {use: n / GIB for use, n in by_gpu[gpu].items() if n > GIB / 10} for gpu in gpus
         ]
@@ -337,24 +388,20 @@ def _third_step(
     except torch.OutOfMemoryError as failure:
         error = str(failure)
         peak = _peaks(gpus)
-    timeline = _only_lanes(vgpu.timeline(since=began), [gpu.index for gpu in gpus])
+    timeline = multigpu.timeline(since=began)
     return Step(seconds, images, peak, held, forward, update, error, timeline)
 
 
 def _cnn(
-    name: str,
-    halves: type | None,
-    gpus: list[torch.device],
-    images: int,
-    micro_batches: int = MICRO_BATCHES,
+    name: str, gpus: list[torch.device], images: int, micro_batches: int = MICRO_BATCHES
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """The CNN `name` on `gpus`, images on the first of them, and labels on the last."""
     with torch.device("meta"):
-        if len(gpus) == 1:
-            model = CNN(**MODELS[name]).to(gpus[0])
-        else:
-            model = halves(*gpus, micro_batches, **MODELS[name], cut=CUTS[name])
-            vgpu.number_micro_batches(model.conv1, model.fc2, micro_batches)
+        model = CNN(**CNNS[name])
+    if len(gpus) == 1:
+        model.to(gpus[0])
+    else:
+        model = cnn_stages(model, CUTS[name], gpus, micro_batches)
     inputs = torch.empty(images, 1, 28, 28, device=gpus[0])
     labels = torch.empty(images, dtype=torch.long, device=gpus[-1])
     return model, inputs, labels
@@ -364,43 +411,29 @@ def _transformer(
     gpus: list[torch.device], tokens: int, micro_batches: int
 ) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
     """The transformer in two stages or on one GPU, and its loss as a function of the model."""
+    count, hidden, heads = TRANSFORMER.values()
     with torch.device("meta"):
-        if len(gpus) == 1:
-            model = nn.Sequential(*_blocks()).to(gpus[0])
-        else:
-            model = TransformerHalves(*gpus, micro_batches)
-            vgpu.number_micro_batches(model.first, model.last, micro_batches)
-    size = (tokens // TOKENS, TOKENS, TRANSFORMER["hidden"])
-    inputs = torch.empty(size, device=gpus[0])
+        blocks = [Block(hidden, heads, causal=True) for _ in range(count)]
+    if len(gpus) == 1:
+        model = nn.Sequential(*blocks).to(gpus[0])
+    else:
+        first, second = (
+            nn.Sequential(*blocks[: count // 2]),
+            nn.Sequential(*blocks[count // 2 :]),
+        )
+        model = Stages(first, second, gpus, micro_batches)
+    inputs = torch.empty(tokens // TOKENS, TOKENS, hidden, device=gpus[0])
     return model, lambda wrapped: wrapped(inputs).square().mean()
 
 
 def _peaks(gpus: list[torch.device]) -> list[float]:
     """The highest GiB on each of `gpus` since they started, or since the last reset."""
-    return [torch.vgpu.max_memory_allocated(gpu) / GIB for gpu in gpus]
+    return [torch.cuda.max_memory_allocated(gpu) / GIB for gpu in gpus]
 
 
-def _only_lanes(timeline: vgpu.Timeline, gpus: list[int]) -> vgpu.Timeline:
-    """The timeline with the lanes of these GPUs, in this order, which are named by node."""
-    events, notes = [], {}
-    for event in timeline.events:
-        if event.device not in gpus:
-            continue
-        peer = gpus.index(event.peer) if event.peer in gpus else event.peer
-        moved = event._replace(device=gpus.index(event.device), peer=peer)
-        events.append(moved)
-        if event in timeline.notes:
-            notes[moved] = timeline.notes[event]
-    lanes = [LANES[gpu] for gpu in gpus]
-    span = (timeline.start, timeline.end)
-    return vgpu.Timeline(events, lanes, *span, timeline.label, notes)
-
-
-def joined(steps: list[Step]) -> vgpu.Timeline:
-    """The timelines of all ranks of a step in one, with a lane for each GPU."""
-    timelines = [step.timeline for step in steps]
-    lanes = [lane for timeline in timelines for lane in timeline.lanes]
-    whole = vgpu.Timeline.of_ranks(timelines)
-    whole.lanes = lanes
-    whole.label = timelines[0].label
+def joined(steps: list[Step]) -> multigpu.Timeline:
+    """The timelines of all ranks of a step in one, with a lane for each GPU, named by node."""
+    whole = multigpu.Timeline.of_ranks([step.timeline for step in steps])
+    whole.lanes = [LANES[int(lane.partition("cuda:")[2])] for lane in whole.lanes]
+    whole.label = steps[0].timeline.label
     return whole

@@ -3,22 +3,13 @@
 python lessons/06-hybrid-parallel/picture.py
 """
 
-import sys
 from pathlib import Path
 
-from experiments import joined, layout_steps
-
-from multigpu import launch
-
-CASE = ("large", "stages inside nodes", "HDR200")
-
+from experiments import INSIDE, joined, two_nodes
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-    from PT_CNN_HybridParallel import Halves
-
-    by_rank = launch.call(layout_steps, 2, [CASE], Halves)
-    timeline = joined([steps[0] for steps in by_rank])
+    (by_rank,) = two_nodes(("large", INSIDE, "HDR200"))
+    timeline = joined(by_rank)
     on_gpu_0 = [e for e in timeline.events if e.kind == "collective" and e.device == 0]
     assert {event.name for event in on_gpu_0} == {"allreduce"}
     seconds = sum(event.end - event.start for event in on_gpu_0)

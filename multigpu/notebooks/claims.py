@@ -83,8 +83,11 @@ def _rows(path: Path) -> Iterator[str]:
     for heading, n, found in _claims(notebook):
         anchor = f"#{heading.replace(' ', '-')}" if heading else ""
         where = f"[{path.stem}, In \\[{n}\\]](../notebooks/{path.name}{anchor})"
-        saw = f"{found['holds'][:1].upper()}{found['holds'][1:]}: {found['because']}"
-        yield f"| {found['says']} | {saw} | {where} |".replace("\n", " ")
+        says, holds, because = (
+            found[name].replace("|", r"\|").replace("\n", " ")
+            for name in ("says", "holds", "because")
+        )
+        yield f"| {says} | {holds[:1].upper()}{holds[1:]}: {because} | {where} |"
 
 
 def _claims(notebook: "NotebookNode") -> Iterator[tuple[str, int, dict[str, str]]]:

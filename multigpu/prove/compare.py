@@ -290,10 +290,7 @@ def _replicas(
 ) -> list[list[tuple[int, int]]]:
     """The sets of parts that make the whole parameter."""
     if not holder:
-        raise Unmatched(
-            f"no rank has the parameter {parameter.name} of the reference: give the "
-            f"command of the same model with --reference."
-        )
+        raise Unmatched(f"no rank has the parameter {parameter.name} of the reference")
 
     def numel(place: tuple[int, int]) -> int:
         return records[place[0]].heads[optimizer].parts[place[1]].numel

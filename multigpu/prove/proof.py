@@ -3,6 +3,7 @@
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -47,6 +48,8 @@ NUMERIC = (
 )
 # The causes that a reference with a larger batch or in another order can answer.
 OTHER_ROWS = ("fewer_rows", "other_rows", "rows_missing", "rows_repeated", "padding")
+# The causes that a reference can answer whose own flag says that its batch is larger.
+RATES = ("learning_rate", "scheduler")
 # The units in the last place by which these runs disturb the weights, two runs at a time.
 UNITS = ((2, 3), (4, 5))
 
@@ -123,7 +126,7 @@ def run(
     against     as the reference, the command with so many ranks, not one
     self_check  one run alone: whether its ranks agree with each other
     timeout     a run that makes no step for so many seconds hangs
-    no_dropout  switch dropout off in all runs
+    no_dropout  switch dropout and stochastic depth off in all runs
     announce    called with a sentence before each run
 
     Raises UserError for arguments that make no proof.
@@ -343,9 +346,18 @@ class _Session:
         own = reference.records()
         if len(rows_of(own[0].steps[0])) != together:
             return comparison, _with_command(cause, self.plan, self.batch_times)
+        comparison = self.compare(own, others, bands)
+        cause = find(comparison)
+        words = plan.with_batch_times(self.plan.reference, self.batch_times)
+        if cause and cause.kind in RATES and self.batch_times > 1:
+            found = words and self.with_its_flag(words, others, steps, together)
+            if found:
+                return found
+            cause = _with_rate(cause, comparison, self.batch_times)
         if self.batch_times > 1:
-            hint = plan.with_batch_times(self.plan.reference, self.batch_times)
-            hint = f", as with --reference {_quoted(hint)}" if hint and not self.order else ""
+            hint = (
+                f", as with --reference {_quoted(words)}" if words and not self.order else ""
+            )
             self.notes.append(
                 f"with one rank the program reads {alone} rows a step, {len(others)} ranks "
                 f"read {together}: the reference ran with the batch size of its DataLoaders "
@@ -356,8 +368,31 @@ class _Session:
                 f"with one rank the program reads in the order of a {self.order.sampler}, so "
                 "the reference ran in the order of the ranks' DistributedSampler"
             )
-        comparison = self.compare(own, others, bands)
-        return comparison, find(comparison)
+        return comparison, cause
+
+    def with_its_flag(
+        self, words: list[str], others: list[RankRecord], steps: int, together: int
+    ) -> tuple[Comparison, Cause | None] | None:
+        """Compare with a reference whose own flag makes its batch larger: its learning rate
+        can depend on that. None if it reads other rows, or its rate is another one, too.
+        """
+        before = self.plan, self.batch_times
+        self.plan, self.batch_times = replace(self.plan, reference=words), 1
+        with suppress(_Unknown):
+            reference, bands = self.references(steps)
+            own = reference.records()
+            if len(rows_of(own[0].steps[0])) == together:
+                comparison = self.compare(own, others, bands)
+                cause = find(comparison)
+                if cause is None or cause.kind not in RATES:
+                    self.notes.append(
+                        f"the reference ran as {processes.shown(words)}: it reads as many "
+                        "rows a step as all ranks together, and its learning rate depends on "
+                        "that number"
+                    )
+                    return comparison, cause
+        self.plan, self.batch_times = before
+        return None
 
     def with_more_bands(
         self, comparison: Comparison, cause: Cause
@@ -639,6 +674,20 @@ def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:
     if words is None:
         return cause
     return replace(cause, remedy=f"{cause.remedy}, as in --reference {_quoted(words)}")
+
+
+def _with_rate(cause: Cause, comparison: Comparison, times: int) -> Cause:
+    """The cause; what to do if the rate grows as the batch that the reference was given."""
+    step = next(step for step in comparison.steps if step.number == cause.step)
+    own, other = (steps[0].options[0]["lr"] for steps in (step.reference, step.parallel))
+    if abs(other - times * own) > 1e-6 * abs(other):
+        return cause
+    remedy = (
+        f"if the rate is meant to grow with the batch, give a --reference with {times} times "
+        f"the batch size and {times} times the rate; if not, take the same rate, whatever the "
+        "number of ranks"
+    )
+    return replace(cause, remedy=remedy)
 
 
 def _quoted(words: Sequence[str]) -> str:

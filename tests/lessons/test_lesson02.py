@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from commands import ROOT, planted, run
 from torch import nn
+from virtual_runs import virtual
 
 import multigpu
 from multigpu import prove
@@ -15,9 +16,9 @@ from multigpu.models import CNN
 from multigpu.notebooks import source
 from multigpu.virtual import face
 
+PAGE = ROOT / "lessons" / "02-data-parallel"
 SCRIPT = ROOT / "scripts" / "PT_CNN_DataParallel.py"
 FLAGS = ("--epochs", 1, "--batch-size", 8)
-VIRTUAL = (sys.executable, "-m", "multigpu.cli", "virtual", "--gpus")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
 
 def by_hand():
     """The function of the notebook's cell."""
-    path = ROOT / "lessons" / "02-data-parallel" / "PT_CNN_DataParallel.md"
+    path = PAGE / "PT_CNN_DataParallel.md"
     cells = [cell.source for cell in source.read(path, ROOT).cells]
     (text,) = (cell for cell in cells if cell.startswith("def by_hand"))
     names = {"torch": torch}
@@ -75,7 +76,7 @@ def test_by_hand_and_the_real_class_give_the_serial_gradients(count):
 
 def test_the_script_trains_on_three_gpus(tmp_path, npz):
     """35 images in batches of 8: the last batch has 3, one for each GPU."""
-    done = run(*VIRTUAL, 3, SCRIPT, "--data", npz(), *FLAGS, "--out", tmp_path / "o")
+    done = virtual(tmp_path, "--gpus", 3, SCRIPT, "--data", npz(), *FLAGS, "--out", "o")
     assert done.returncode == 0, done.stdout
     metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
     assert metrics.keys() == {"loss", "accuracy"}

@@ -1,4 +1,4 @@
-"""Lesson 04: ranks that a script spawns learn what one process learns; launch.call works."""
+"""Lesson 04: ranks that a script spawns learn what one GPU learns; launch.call works."""
 
 import json
 import os
@@ -7,65 +7,48 @@ import sys
 import pytest
 import torch
 import warm
-from commands import ROOT, SILENT_DDP, planted, run, run_script, torchrun
+from commands import ROOT, SILENT_DDP, planted, run, run_script
 
-from multigpu import launch
+from multigpu import launch, prove
 
 PAGE = ROOT / "lessons" / "04-ddp-spawn"
 SCRIPT = ROOT / "scripts" / "PT_CNN_DDPSpawn.py"
-FLAGS = ("--epochs", 2, "--prove")
 
 
-@pytest.mark.parametrize(("nprocs", "batch"), [(1, 8), (2, 8), (3, 9)])
-def test_spawned_ranks_learn_what_one_process_learns(tmp_path, npz, nprocs, batch):
-    """35 images: the last batch is uneven, and the sampler repeats some."""
-    flags = ("--data", npz(), *FLAGS, "--batch-size", batch)
-    done = run_script(SCRIPT, *flags, "--nprocs", nprocs, "--out", tmp_path / "o")
-    assert done.returncode == 0, done.stdout
-    assert "limit 1e-05: holds" in done.stdout
-    written = sorted(path.name for path in (tmp_path / "o").iterdir())
-    assert written == ["metrics.json", "model.pt", "training.png"]
+def proof(script, data) -> prove.Proof:
+    """35 images in batches of 8: the last batch has 3, and the sampler repeats an image."""
+    words = [str(script), "--data", str(data), "--batch-size", "8", "--epochs", "2"]
+    return prove.run(words, gpus=2, steps=6, timeout=100)
 
 
-def test_without_averaging_the_proof_fails(tmp_path, npz):
-    path = planted(tmp_path, "PT_CNN_DDPSpawn", SILENT_DDP)
-    flags = ("--data", npz(), *FLAGS, "--batch-size", 8)
-    done = run_script(path, *flags, "--nprocs", 2, "--out", tmp_path / "o")
-    assert done.returncode == 1, done.stdout
-    assert "limit 1e-05: fails" in done.stdout
+@pytest.mark.slow
+def test_two_spawned_ranks_learn_what_one_gpu_learns(in_forks, few_digits):
+    found = proof(SCRIPT, few_digits())
+    assert found.verdict == "holds", str(found)
+
+
+@pytest.mark.slow
+def test_without_an_all_reduce_the_proof_fails(in_forks, few_digits, tmp_path):
+    found = proof(planted(tmp_path, "PT_CNN_DDPSpawn", SILENT_DDP), few_digits())
+    assert found.verdict == "fails", str(found)
+    assert "step with their own gradients" in found.line
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--nprocs", 0), "from 1 up"),
-        (("--nprocs", 4, "--batch-size", 3), "4 ranks"),
-        (("--data", "no.npz"), "no data file"),
-        (("--lr", "3e38"), "lower --lr"),
+        (("--nprocs", 3), "must be a multiple of --nprocs"),
+        (("--data", "no.npz"), "No such file"),
+        (("--out", SCRIPT / "folder"), "Not a directory"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_no_model(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, "--out", tmp_path / "out")
+def test_a_mistake_is_one_sentence_before_any_rank_starts(tmp_path, flags, words):
+    done = run_script(SCRIPT, *flags, cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout
     assert "Traceback" not in done.stdout
     assert not list(tmp_path.rglob("*.pt"))
-
-
-def test_a_rank_that_raises_is_reported_with_its_traceback(tmp_path, npz):
-    fault = SILENT_DDP.replace("sync = False", "sync = 1 / 0")
-    path = planted(tmp_path, "PT_CNN_DDPSpawn", fault)
-    done = run_script(path, "--data", npz(), *FLAGS, "--nprocs", 2, "--out", tmp_path / "o")
-    assert done.returncode == 1, done.stdout
-    assert "ZeroDivisionError" in done.stdout
-    assert not list(tmp_path.rglob("*.pt"))
-
-
-def test_a_launcher_is_refused(tmp_path):
-    done = torchrun(2, SCRIPT, "--out", tmp_path)
-    assert done.returncode != 0, done.stdout
-    assert done.stdout.count("is one process, and torchrun started 2") == 1
 
 
 # ---- the smallest program, and the exercises' experiments ----

@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 import torch
 from commands import ROOT, planted, run_script
+from nccl_programs import results
 
 from multigpu import launch, vgpu
 from multigpu.comparison import EXACT, NAMES, consensus_picture, strategy_for_short_run
@@ -131,6 +132,28 @@ def test_the_ring_by_hand_sends_what_gloo_sends():
             assert equal
             assert by_hand == pytest.approx(4 * 3840 * share, rel=0.06)
             assert by_gloo == pytest.approx(4 * 3840 * share, rel=0.12)
+
+
+RINGS = {
+    "script": "sys.path.insert(0, 'ROOT/scripts')\nfrom PTL_Strategies import ring",
+    "solution": """
+text = open('ROOT/lessons/10-strategies/solution.py').read()
+text = text[text.index("def ring_allreduce") :]
+exec(text[: text.index("### END SOLUTION")])
+ring = ring_allreduce
+""",
+}
+
+
+@pytest.mark.parametrize("where", RINGS)
+def test_the_ring_does_not_stand_still_with_nccl(tmp_path, where):
+    """A first isend to each pair waits for its receive: three ranks wait in a circle."""
+    program = f"""
+{RINGS[where].replace("ROOT", str(ROOT))}
+start()
+print(json.dumps(ring(full(rank + 1, 6)).tolist()))
+"""
+    assert results(tmp_path, program, size=3) == [[6.0] * 6] * 3
 
 
 def test_a_ring_that_mixes_up_its_chunks_differs_from_gloo():

@@ -2,18 +2,19 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
-from commands import ROOT, run_script
+from commands import ROOT, run_script, torchrun
+from virtual_runs import virtual
 
 ROUTES = {
     "PT_CNN_DataParallel": (),
     "PT_CNN_ModelParallel": ("--micro-batches", 2),
-    "PT_CNN_Pipeline": ("--micro-batches", 4, "--spawn", 3),
+    "PT_CNN_Pipeline": ("--micro-batches", 4),
     "PT_CNN_DDPSpawn": ("--nprocs", 2),
     "PT_CNN_MultiGPU": ("--spawn", 2),
     "PT_CNN_Elastic": (),
-    "PT_CNN_HybridParallel": ("--spawn", 3, "--micro-batches", 2),
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
     "TF_CNN_MultiNode": ("--spawn", 2),
@@ -21,12 +22,18 @@ ROUTES = {
     "PTL_Precision": ("--devices", 3),
     "PT_CNN_Scaling": ("--spawn", 2),
 }
+RANKS = {"PT_CNN_Pipeline": 3}  # of scripts that torchrun starts
+# Scripts that need virtual GPUs, and how many.
+GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}
 FLAGS = ("--epochs", 3, "--lr", 0.1)
 
 
 def curve(stem: str, data, out, *more) -> list[tuple[float, float]]:
     script = ROOT / "scripts" / f"{stem}.py"
-    done = run_script(script, "--data", data, *FLAGS, *more, "--out", out)
+    start = partial(torchrun, RANKS[stem]) if stem in RANKS else run_script
+    if stem in GPUS:
+        start = partial(virtual, out.parent, "--gpus", GPUS[stem])
+    done = start(script, "--data", data, *FLAGS, *more, "--out", out)
     assert done.returncode == 0, done.stdout
     metrics = json.loads((out / "metrics.json").read_text())
     lines = re.findall(r"^epoch \d+: loss (\S+), accuracy (\S+)$", done.stdout, re.MULTILINE)

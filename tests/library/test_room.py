@@ -141,7 +141,6 @@ LITTLE = f"from multigpu.launch import room\nroom.available_memory = lambda: {GI
     ("stem", "flags"),
     [
         ("PT_CNN_MultiGPU", ("--spawn", 99)),
-        ("PT_CNN_DDPSpawn", ("--nprocs", 99)),
         ("PTL_Strategies", ("--strategy", "ddp", "--ranks", 99)),
         ("PTL_multiGPU", ("--devices", 99, "--accelerator", "cpu")),
         ("TF_CNN_MultiNode", ("--spawn", 99)),

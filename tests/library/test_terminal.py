@@ -5,7 +5,7 @@ import pty
 import sys
 
 import pytest
-from commands import SCRIPT, clean_environment
+from commands import SCRIPT, clean_environment, run
 
 from multigpu.terminal import announce
 
@@ -59,3 +59,18 @@ def test_spawn_says_what_starts(at_a_terminal, tmp_path, npz):
     assert text.startswith("starting 2 ") and "test accuracy" in text, text
     assert 0 < text.find("serially for 1 epoch") < text.find("max difference"), text
     assert "\n    1 " in text.replace("\r", "\n"), "a bar leaves the table as it is"
+
+
+PROGRESS = """
+import sys, termios, time
+from multigpu import launch, metrics
+if sys.stderr.isatty():
+    termios.tcsetwinsize(2, (24, 80))
+for _ in metrics.progress(range(3), launch.World()): time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_has_a_bar_and_a_log_has_none(at_a_terminal):
+    assert "it/s" in at_a_terminal(sys.executable, "-c", PROGRESS)
+    assert run(sys.executable, "-c", PROGRESS).stdout == ""

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "outside"))
 
 import stand_in  # noqa: E402
 import torch  # noqa: E402
+from case import Case  # noqa: E402
 from cases import CASES  # noqa: E402
 from run import Run, _folder, checked_folder, install, install_pinned  # noqa: E402
 
@@ -35,6 +36,9 @@ NOT_COMPARED = {
     "model_parallel_tutorial": "it compares one GPU with two itself, in one process",
     "data_parallel_tutorial": NO_TRAINING,
     "ncar_01_device_mesh_basics": NO_TRAINING,
+    "ncar_01_manual_model_split": NO_TRAINING,
+    "ncar_02_pipeline_schedules": NO_TRAINING,
+    "pippy_example_manual_stage": NO_TRAINING,
     "princeton_02_simple_ddp": NO_TRAINING,
     "mnist": "it trains on one GPU of two",
     "jia-zhuang_single_gpu_train": "it is the reference of data_parallel_train.py",
@@ -51,9 +55,39 @@ OPTIONS = {
     **dict.fromkeys(("ai_summer_ddp", "rentainhe_distributed"), "--steps 6"),
     "fsdp_tp": "--against 2",
     "lambdalabs_07_2d_parallel": "--gpus 4 --against 2",
+    # These refuse one rank: the ranks of RANKS are compared with half as many.
+    **dict.fromkeys(("tensor_parallel", "ncar_resnet_fsdp_training"), "--against 2"),
+    "ncar_01_fsdp_tp_hybrid": "--against 4",
+    **{
+        f"picotron_{name}": "--reference 'torchrun --nproc_per_node 1 --master_addr "
+        f"localhost --master_port {port} train.py --config picotron_one.json'"
+        for name, port in (("tensor_and_pipeline", 25500), ("context_and_data", 25501))
+    },
+    "lightning_fabric_fsdp2_tp": "--reference one.py",
     **dict.fromkeys(
-        ("minGPT-ddp", "harvard_mnist_ddp", "princeton_02_mnist_ddp", "lightning_fabric_ddp"),
+        (
+            "imagenet_folder_data_parallel",
+            "minGPT-ddp",
+            "harvard_mnist_ddp",
+            "princeton_02_mnist_ddp",
+            "lightning_fabric_ddp",
+            "dino_fp32",
+            "dino_fp16",
+        ),
         "--no-dropout",
+    ),
+}
+# The number of ranks of the command, where the case has another one.
+RANKS = {"tensor_parallel": 4, "ncar_resnet_fsdp_training": 4, "ncar_01_fsdp_tp_hybrid": 8}
+# What a reference needs: a copy of a file, with other literals.
+ONE_RANK = [('_size": 2', '_size": 1')]
+COPIES = {
+    "picotron_tensor_and_pipeline": ("picotron_tp.json", "picotron_one.json", ONE_RANK),
+    "picotron_context_and_data": ("picotron_cp.json", "picotron_one.json", ONE_RANK),
+    "lightning_fabric_fsdp2_tp": (
+        "train.py",
+        "one.py",
+        [("devices=4", "devices=2"), ("tensor_parallel_size=2", "tensor_parallel_size=1")],
     ),
 }
 
@@ -69,6 +103,12 @@ class Proof(Run):
         repository, commit = (self.checkout / "COMMIT").read_text().split()
         options = prove_options(self.case)
         folder = self._copy("prove")
+        if self.case.name in COPIES:
+            original, copy, literals = COPIES[self.case.name]
+            text = (folder / original).read_text()
+            for old, new in literals:
+                text = text.replace(old, new)
+            (folder / copy).write_text(text)
         report = self.working / "proof.json"
         command = [str(Path(sys.executable).parent / "multigpu"), "prove", "--timeout", "600"]
         command += [*map(self._filled, options), "--json", str(report)]
@@ -113,6 +153,15 @@ def prove_options(case) -> list[str]:
     return words
 
 
+def with_ranks(case: Case) -> Case:
+    """The case with the number of ranks of RANKS, if it has one."""
+    ranks = RANKS.get(case.name)
+    if ranks is None:
+        return case
+    command = re.sub(r"(nproc_per_node=)\d+", rf"\g<1>{ranks}", case.command)
+    return replace(case, command=command, gpus=ranks)
+
+
 def main() -> None:
     # So that a proof that is ended ends its program, too.
     signal.signal(signal.SIGTERM, lambda *given: sys.exit(143))
@@ -138,7 +187,8 @@ def main() -> None:
             if case.packages:
                 install_pinned(folder / _folder(case.packages), case.packages)
             working = Path(temporary, case.name)
-            row = Proof(replace(case, seeded=True), checkout, packages, data, working).row()
+            case = replace(with_ranks(case), seeded=True)
+            row = Proof(case, checkout, packages, data, working).row()
             print(f"{row['name']:<28} {row['seconds']:>6} s  {row['line']}", flush=True)
             shutil.rmtree(working)
             update(arguments.report, row, reasons)
@@ -149,7 +199,7 @@ def update(report: Path, row: dict, reasons: dict[str, str]) -> None:
     content = json.loads(report.read_text()) if report.exists() else {}
     rows = {one["name"]: one for one in content.get("outside", {}).get("rows", [])}
     rows[row["name"]] = row
-    ordered = [rows[case.name] for case in CASES if case.name in rows]
+    ordered = [rows[case.name] for case in CASES if case.name in rows.keys() - reasons.keys()]
     write_json(report, {**content, "outside": {"rows": ordered, "not_compared": reasons}})
 
 

@@ -12,7 +12,6 @@ from commands import ROOT
 from multigpu import prove
 
 TWO = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
-FOUR = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=4"
 BF16 = "--precision bf16-mixed --accelerator gpu --strategy ddp"
 CPU = "--accelerator cpu --devices"
 # Lesson → (command, options). If a script's flag or default sets the number of GPUs or ranks,
@@ -21,7 +20,7 @@ RUNS = {
     "01": (f"{TWO} PT_CNN_MultiGPU.py", {"reference": "PT_CNN_SingleGPU.py"}),
     "02": ("PT_CNN_DataParallel.py", {"gpus": 2, "reference": "--devices 1"}),
     "03": ("PT_CNN_ModelParallel.py", {"gpus": 2}),
-    "03, pipeline": (f"{FOUR} PT_CNN_Pipeline.py", {"against": 2}),
+    "03, pipeline": (f"{TWO} PT_CNN_Pipeline.py", {"reference": "PT_CNN_SingleGPU.py"}),
     "04": ("PT_CNN_DDPSpawn.py", {"gpus": 2}),
     "05": (f"{TWO} PT_CNN_MultiGPU.py", {}),
     "05, accumulation": (f"{TWO} PT_CNN_MultiGPU.py --accumulate 2", {}),

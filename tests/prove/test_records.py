@@ -40,14 +40,46 @@ optimizer.step()
 """
 
 
+# Modules that draw without torch's functions of dropout.
+PATHS = """
+import torch
+from torch import nn
+
+
+class DropPath(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop_prob = 0.5
+
+    def forward(self, x):
+        return x * torch.rand(len(x), 1).ge(self.drop_prob) if self.drop_prob else x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(2, 3, num_layers=2, dropout=0.5)
+        self.path = DropPath()
+
+    def forward(self, x):
+        return self.path({})
+
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(8, 2, requires_grad=True)).sum().backward()
+optimizer.step()
+"""
+
+
 @pytest.fixture
 def recorded(in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a program in one process; returns its steps."""
     monkeypatch.chdir(tmp_path)
 
-    def run(text: str) -> list[Step]:
+    def run(text: str, **wishes: bool) -> list[Step]:
         (tmp_path / "program.py").write_text(text)
-        settings = Settings(str(tmp_path / "record"), steps=1)
+        settings = Settings(str(tmp_path / f"record-{len(wishes)}"), steps=1, **wishes)
         one = processes.start("one", [str(warm.python()), "program.py"], settings, None)
         processes.wait([one], 60)
         return one.records()[0].steps
@@ -64,3 +96,12 @@ def test_gradients_are_those_that_a_closure_computes(recorded):
 )
 def test_a_module_that_changes_the_data_is_not_the_model(recorded, call, names):
     assert recorded(RANDOM.replace("layer({})", call))[0].random == names
+
+
+@pytest.mark.parametrize(
+    ("through", "name"), [("x", "DropPath path"), ("self.lstm(x)[0]", "")]
+)
+def test_no_dropout_switches_paths_and_recurrent_layers_off(recorded, through, name):
+    drawn = recorded(PATHS.format(through))[0].random
+    assert drawn and (name in drawn if name else "LSTM lstm" in drawn)
+    assert recorded(PATHS.format(through), no_dropout=True)[0].random == []

@@ -1,10 +1,12 @@
 """What prove does to a reference: its batch, its last step, its GPUs, its random rows."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import right_cases
+import wrong_cases
 
 from multigpu import prove
 from multigpu.prove.inside import randomness
@@ -34,6 +36,29 @@ optimizers[0].step()
 judge(made).sigmoid().mean().backward()
 optimizers[1].step()
 """
+
+# The rate grows with the rows that a step of all ranks reads, or with the ranks alone.
+SCALED = (wrong_cases.PROGRAMS / "ddp.py").read_text()
+for old, new in (
+    ("batch_size=BATCH // world,", "batch_size=own,"),
+    ("ROWS, BATCH, EPOCHS = 128, 32, 3\n", "ROWS, EPOCHS, own = 128, 3, int(sys.argv[2])\n"),
+    ("import torch\n", "import sys\n\nimport torch\n"),
+):
+    assert old in SCALED
+    SCALED = SCALED.replace(old, new, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "kind"), [("0.1 * own * world / 32", None), ("0.1 * world", "learning_rate")]
+)
+def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str) -> None:
+    proof = proved(SCALED.replace("lr=0.1,", f"lr={rate},"), "--batch-size", "16")
+    assert (proof.cause and proof.cause.kind) == kind, str(proof)
+    assert proof.verdict == ("fails" if kind else "holds"), str(proof)
+    assert ("--batch-size 32" in "".join(proof.notes)) and (kind is None) == (
+        "learning rate depends on" in "".join(proof.notes)
+    ), str(proof)
 
 
 @pytest.mark.slow

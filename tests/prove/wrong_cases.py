@@ -103,6 +103,22 @@ ROWS = [
         "rows_missing",
     ),
     Fault(
+        "split_by_each_rank",  # what one rank trains with is what another one holds back
+        "ddp",
+        [
+            (
+                "data = TensorDataset(x, y)\n",
+                "drawn = torch.Generator().manual_seed(rank)\n"
+                "data, held_back = random_split(TensorDataset(x, y), [96, 32], drawn)\n",
+            ),
+            (
+                "DistributedSampler, TensorDataset",
+                "DistributedSampler, TensorDataset, random_split",
+            ),
+        ],
+        "own_data_sets",
+    ),
+    Fault(
         "end_included",
         "by_hand",
         [("(rank + 1) * share]", "(rank + 1) * share + 1]")],

@@ -15,10 +15,25 @@ from commands import ROOT, clean_environment, run, run_script
 pytestmark = pytest.mark.slow
 
 README = (ROOT / "README.md").read_text()
+BENCHMARKS = ROOT / "benchmarks"
 
 
-def test_the_front_page_is_a_screen_and_a_half():
-    assert len(README.splitlines()) <= 95
+def test_the_front_page_is_a_screen():
+    assert len(README.splitlines()) <= 65
+    assert README.count("<!--") == 2, "only the table of lessons is generated"
+
+
+def test_figures_are_those_of_the_reports():
+    """The page of benchmarks is made from them, and has the front page's figures."""
+    made = run(sys.executable, "-c", "import page; print(page.page(), end='')", cwd=BENCHMARKS)
+    page = (BENCHMARKS / "README.md").read_text()
+    assert made.stdout == page, "python benchmarks/page.py"
+    figures = README.partition("## Five figures")[2].partition("\n\n")[0]
+    numbers = re.findall(r"\d[\d,.]*[×%]|\b\d+ of \d+|\b\d\d+ public|, \d+ print", figures)
+    assert len(numbers) >= 8
+    for number in numbers:
+        digits = re.search(r"\d[\d,.]*(?:[×%]| of \d+)?", number)[0]
+        assert digits in page, number
 
 
 def test_make_run_prints_what_the_front_page_says(tmp_path):

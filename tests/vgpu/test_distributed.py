@@ -110,6 +110,7 @@ elif what == "pipeline":
     )
 elif what == "messages":
     s = torch.ones(1, device=first)
+    dist.barrier()  # else the isend waits for rank 1, and rank 1's first all-reduce for rank 0
     if rank == 0:
         x = torch.ones(10**6, device=first)
         work = dist.isend(x, 1)
@@ -262,6 +263,41 @@ def test_no_thread_of_gloo_is_left_when_python_ends(destroy):
     output = run("python", "-c", textwrap.dedent(source)).stdout
     assert "before" in output and "before 0" not in output, output
     assert "at the end 0" in output, output
+
+
+KILLED = """
+import json, os, signal, sys, tempfile
+from datetime import timedelta
+from pathlib import Path
+import torch.distributed as dist
+from multigpu import vgpu
+
+here = Path(__file__).parent
+tempfile.tempdir = str(here)
+
+rank, port, is_killed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"
+vgpu.start(1)
+a_minute = timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
+dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
+dist.new_group([0, 1])
+dist.barrier()
+folders = len(list(here.glob("multigpu-ranks-*")))
+dist.barrier()
+if is_killed:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+print(json.dumps(folders))
+"""
+
+
+def test_the_files_of_killed_ranks_are_removed_by_the_next_run(tmp_path):
+    """Those of the ranks that run stay: the second group's start leaves the first one's."""
+    with pytest.raises(AssertionError):
+        run_ranks(KILLED, 2, tmp_path, "killed")
+    assert len(list(tmp_path.glob("multigpu-ranks-*"))) == 2
+    assert run_ranks(KILLED, 2, tmp_path, "ends") == [2, 2]
+    assert not list(tmp_path.glob("multigpu-ranks-*"))
 
 
 def test_ddp_without_the_synchronisation_differs(tmp_path):

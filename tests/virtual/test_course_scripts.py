@@ -20,13 +20,8 @@ EXACT = ["dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allred
 OTHERS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async")
 # Lesson → (GPUs, launcher, script, more flags)
 RUNS = {
-    "02": (2, (), "PT_CNN_DataParallel", ()),
-    "03": (2, (), "PT_CNN_ModelParallel", ()),
-    "03, pipeline": (2, TORCHRUN, "PT_CNN_Pipeline", ()),
-    "04": (2, (), "PT_CNN_DDPSpawn", ()),
     "05": (2, TORCHRUN, "PT_CNN_MultiGPU", ()),
     "05, accumulation": (2, TORCHRUN, "PT_CNN_MultiGPU", ("--accumulate", 2)),
-    "06": (4, TORCHRUN, "PT_CNN_HybridParallel", ()),
     "09": (2, TORCHRUN, "PTL_multiGPU", ("--accelerator", "gpu")),
     "10": (2, (), "PTL_Strategies", ("--strategy", *EXACT)),
     "10, ddp2": (4, (), "PTL_Strategies", ("--strategy", "ddp2")),
@@ -42,7 +37,7 @@ RUNS = {
 
 
 # One for each way to use several GPUs; `make test-jobs` runs all.
-ALWAYS = ("02", "03, pipeline", "05, accumulation", "06", "11, fp16 with its scaler")
+ALWAYS = ("05, accumulation", "11, fp16 with its scaler")
 MORE = [name for name in RUNS if name not in ALWAYS]
 on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
 

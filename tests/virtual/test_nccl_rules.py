@@ -4,8 +4,10 @@ import json
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from commands import run_script
 from nccl_programs import results, run
 
 from multigpu.vgpu.patches import standstill
@@ -24,6 +26,22 @@ os._exit(0)
         name, _, text = found[0].partition(": ")
         assert name == "DistBackendError" and "ncclInvalidUsage" in text
         assert "Duplicate GPU detected : rank" in text
+
+
+def test_srun_with_one_gpu_on_each_of_two_nodes(tmp_path):
+    """Both are cuda:0, of different machines: Slurm says which."""
+    found = results(
+        tmp_path,
+        """
+os.environ["SLURM_NODEID"] = os.environ["RANK"]
+dist.init_process_group("nccl")
+ones = full(1)
+dist.all_reduce(ones)
+print(json.dumps(ones.tolist()), flush=True)
+os._exit(0)
+""",
+    )
+    assert found == [[2.0], [2.0]]
 
 
 def test_what_nccl_refuses_leaves_the_group_as_it_was(tmp_path):
@@ -203,6 +221,42 @@ def test_it_stands_still_and_says_why(stood_still, name):
     assert likely in said
 
 
+def test_messages_in_a_circle_stand_still(tmp_path):
+    """Each host waits until the other rank of its first message is there, as on GPUs."""
+    for process in run(
+        tmp_path,
+        """
+start()
+x = full(0)
+work = dist.isend(full(rank), (rank + 1) % 3)
+dist.recv(x, (rank - 1) % 3)
+""",
+        3,
+    ):
+        assert process.returncode == -signal.SIGABRT, process.stdout
+        (said,) = re.findall("^  likely: .*$", process.stdout, re.MULTILINE)
+        assert "ranks 0, 1, 2 send in a circle" in said and "batch_isend_irecv" in said
+
+
+def test_a_barrier_holds_up_the_host(tmp_path):
+    """A first isend waits for a host that waits in a barrier on GPUs, too."""
+    first, second = run(
+        tmp_path,
+        """
+start()
+x = full(1)
+dist.barrier()
+if rank == 0:
+    dist.isend(x, 1)
+dist.barrier()
+if rank == 1:
+    dist.recv(x, 0)
+""",
+    )
+    assert first.returncode == second.returncode == -signal.SIGABRT, first.stdout
+    assert "rank 0 waits in send to rank 1" in first.stdout
+
+
 def test_a_late_rank_ends_the_group_after_its_own_timeout(tmp_path):
     first, _ = run(
         tmp_path,
@@ -233,6 +287,36 @@ print(json.dumps(x.tolist()))
 """,
     )
     assert found == [[2.0], [2.0]]
+
+
+SPINS = """
+import os, sys, threading, time
+from multigpu.vgpu.patches.watchdog import cpu_seconds
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+found = []
+def look():
+    for _ in range(2):
+        found.append((time.monotonic(), cpu_seconds()))
+        time.sleep(float(sys.argv[1]))
+thread = threading.Thread(target=look)
+thread.start()
+while thread.is_alive():
+    sum(range(1000))
+(start, before), (end, after) = found
+print((after - before) / (end - start))
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="needs Linux's schedstat"
+)
+def test_a_process_that_waits_for_a_core_computes(tmp_path):
+    """Five programs compute on one core: one of them runs, and the others wait."""
+    script = tmp_path / "spins.py"
+    script.write_text(SPINS)
+    with ThreadPoolExecutor(5) as pool:
+        done = list(pool.map(lambda _: run_script(script, 2.0), range(5)))
+    assert min(float(process.stdout) for process in done) > 0.6
 
 
 def test_a_host_that_only_waits_here_holds_up_nobody(tmp_path):

@@ -196,6 +196,17 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
         )
     if loader is None:
         return _random_rows(scene, "each rank draws its own rows by its own seed")
+    overlap = _overlap_of_epoch(scene) if loader.sampler == "DistributedSampler" else 0
+    if overlap:
+        return scene.cause(
+            "own_data_sets",
+            f"in step {scene.number} the ranks read other rows than one GPU does, and in the "
+            f"epoch several ranks read the same {pluralize(overlap, 'row')}: each rank has "
+            "split or shuffled the data set in its own way, and DistributedSampler divides "
+            "what each has",
+            "split and shuffle the data set alike on all ranks: random_split(dataset, "
+            "lengths, torch.Generator().manual_seed(0)), or seed all ranks alike before it",
+        )
     return scene.cause(
         "other_rows",
         f"in step {scene.number} the ranks read other rows than one GPU does, in another "
@@ -205,6 +216,26 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
         "`multigpu prove --self`, which needs no reference",
         unknown=True,
     )
+
+
+def _overlap_of_epoch(scene: Scene) -> int:
+    """How many rows of the first epoch several ranks read, beyond those that pad it.
+
+    0 if the data set itself has equal rows: then it cannot be said.
+    """
+    steps = [step for step in scene.comparison.steps if step.key[0] == scene.step.key[0]]
+    first = [Scene(scene.comparison, step) for step in steps if step.parallel[0].epoch == 1]
+    by_step = [data_parallel_rows(one) for one in first]
+    ranks = min(map(len, by_step), default=0)
+    if ranks < 2:
+        return 0
+    ones = [np.concatenate([rows[rank] for rows in by_step]) for rank in range(ranks)]
+    own = [np.concatenate([rows_of(one.one) for one in first]), *ones]
+    if any(_distinct(rows) < len(rows) for rows in own):
+        return 0
+    together = np.concatenate(ones)
+    common = len(together) - _distinct(together)
+    return common if common >= ranks else 0
 
 
 def peers_read_the_same(comparison: Comparison) -> Cause | None:

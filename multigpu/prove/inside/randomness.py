@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.random import seed as seed_numpy
+from torch import nn
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 # The rows of a DataLoader's iteration after which a dataset counts as one without random
@@ -79,9 +80,25 @@ def _same_numpy(one: tuple, other: tuple) -> bool:
 
 
 def switch_dropout_off() -> None:
-    """Let torch's functions drop nothing. An LSTM's own dropout stays."""
+    """Let torch's functions drop nothing; keep_all does the same for modules of a model."""
     for (owner, name), (place, keyword) in WITH_DROPOUT.items():
         setattr(owner, name, _without_dropout(getattr(owner, name), place, keyword))
+
+
+def keep_all(model: nn.Module) -> None:
+    """Let a model's modules that draw without torch's functions of dropout drop nothing.
+
+    Those are stochastic depth (DropPath of timm and many models, torchvision's
+    StochasticDepth), and recurrent layers with dropout between them.
+    """
+    for module in model.modules():
+        kind = type(module).__name__
+        if "DropPath" in kind:
+            module.drop_prob = 0.0
+        elif kind == "StochasticDepth":
+            module.p = 0.0
+        elif isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
 
 
 def _without_dropout(original: Callable, place: int, keyword: str) -> Callable:

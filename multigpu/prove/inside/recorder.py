@@ -255,6 +255,8 @@ class Recorder:
 
     def forward(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         """The call of an outermost module: record its rows, and whether it draws."""
+        if self.settings.no_dropout and module not in self.modules:
+            randomness.keep_all(module)
         self.modules[module] = None
         self.busy = True
         try:
@@ -525,9 +527,18 @@ def _random_modules(module: nn.Module) -> list[str]:
     names = [
         f"{type(inner).__name__} {clean(name)}".strip()
         for name, inner in module.named_modules()
-        if "Drop" in type(inner).__name__ and inner.training and getattr(inner, "p", 1)
+        if inner.training and _drops(inner)
     ]
     return names or ["forward"]
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a module in training drops something at random."""
+    kind = type(module).__name__
+    if isinstance(module, nn.RNNBase):
+        return module.num_layers > 1 and module.dropout > 0
+    share = getattr(module, "p", getattr(module, "drop_prob", 1))
+    return ("Drop" in kind or kind == "StochasticDepth") and share != 0
 
 
 # torch's own functions: those that programs call are replaced.

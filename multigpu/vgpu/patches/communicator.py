@@ -92,12 +92,18 @@ class Kernel:
         self.stuck = ""
         self.rows = torch.zeros(0)
 
-    def wait(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Let the host wait; raise the kernel's error. `give_up` is asked now and then."""
+    def wait(
+        self, on_a_gpu_too: bool = False, give_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Let the host wait; raise the kernel's error.
+
+        on_a_gpu_too  a GPU's host waits, too, and does not only give the stream an order
+        give_up       is asked now and then
+        """
         if self.communicator.group.is_blocking:
             self.wait_at_most(self.communicator.group.timeout)
         if not self.done.wait(PATIENCE):
-            with waiting:
+            with waiting.on_a_gpu_too if on_a_gpu_too else waiting.here_only:
                 while not self.done.wait(PATIENCE):
                     if give_up():
                         return
@@ -109,7 +115,7 @@ class Kernel:
 
         The kernel's error, which `wait` raises, is that of NCCL's watchdog.
         """
-        with waiting:
+        with waiting.on_a_gpu_too:
             left = timeout.total_seconds() - (time.monotonic() - self.launched)
             if not self.done.wait(max(left, 0)):
                 self.error = dist.DistBackendError(self.timeout_text())
@@ -141,8 +147,8 @@ class Kernel:
         return [call for i, call in enumerate(self.calls) if i not in self.arrived]
 
 
-class _Waiting:
-    """The threads of this process that wait for a kernel. `changed` is called with whether."""
+class _Waits:
+    """The threads of this process within a `with`. `changed` is called with whether any is."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -160,6 +166,17 @@ class _Waiting:
             before, self.count = self.count, self.count + number
             if bool(before) != bool(self.count):
                 self.changed(bool(self.count))
+
+
+class _Waiting:
+    """The threads of this process that wait for a kernel, by what a GPU's host would do."""
+
+    def __init__(self):
+        self.here_only = _Waits()
+        self.on_a_gpu_too = _Waits()
+
+    def any(self) -> bool:
+        return self.here_only.count + self.on_a_gpu_too.count > 0
 
 
 waiting = _Waiting()
@@ -207,7 +224,8 @@ class Communicator:
         if not self._connected:
             self._connected = True
             # A rank that waits in a call which would let a GPU's host go on counts as here.
-            self._launch(self._connect, calls).wait(self._others_wait)
+            connection = self._launch(self._connect, calls)
+            connection.wait(on_a_gpu_too=True, give_up=self._others_wait_here_only)
         kernel = self._launch(run, calls)
         if entry is not None:
             entry.kernel = kernel
@@ -256,7 +274,7 @@ class Communicator:
             self.kernels.popleft()
             kernel.end(failed)
 
-    def _others_wait(self) -> bool:
+    def _others_wait_here_only(self) -> bool:
         return self.group.board.any_waits([r for r in self.ranks if r != self.group.rank()])
 
     def _connect(self, kernel: Kernel) -> None:

@@ -323,7 +323,7 @@ class NcclGroup(VirtualGroup):
         entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
         run = communicator.collective(row, "allreduce", call, [], move)
         kernel = communicator.launch(run, call, entry=entry)
-        kernel.wait()
+        kernel.wait(on_a_gpu_too=True)
         return kernel.rows[:, 0].max().item()
 
     def _launch_message(

@@ -135,6 +135,11 @@ class Report(NamedTuple):
         )
 
     def _of_messages(self, calls: dict[int, dict]) -> str:
+        if circle := _circle(calls):
+            return (
+                f"{_ranks(circle)} send in a circle, and a first isend to a rank waits for "
+                f"its receive: let every other rank receive first, or use batch_isend_irecv."
+            )
         for rank, call in calls.items():
             peer = call["peer"]
             theirs = calls.get(peer)
@@ -161,6 +166,22 @@ class Report(NamedTuple):
             f"rank {rank} {verb} rank {call['peer']}, which never calls the {needed} that "
             f"belongs to it."
         )
+
+
+def _circle(calls: dict[int, dict]) -> list[int]:
+    """Three ranks or more, each in a send to the next one; an empty list if there are none."""
+    for rank in calls:
+        circle = []
+        while rank not in circle:
+            if rank not in calls or calls[rank]["operation"] != "SEND":
+                break
+            circle.append(rank)
+            rank = calls[rank]["peer"]
+        else:
+            circle = circle[circle.index(rank) :]
+            if len(circle) > 2:
+                return sorted(circle)
+    return []
 
 
 def _of_other_calls(calls: dict[int, dict]) -> str:

@@ -11,6 +11,7 @@ report alone, 2 for the end of the group's kernels by an error.
 """
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from datetime import datetime
 from multiprocessing import util
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import torch.distributed as dist
 
@@ -38,6 +39,9 @@ from multigpu.vgpu.sim import contents
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
 
+# The folders of boards, and the file in each that its ranks have locked.
+PREFIX = "multigpu-ranks-"
+IN_USE = "in-use"
 # Seconds between two looks, and how long a rank waits for the others' answers.
 INTERVAL = 0.5
 ANSWERS = 10.0
@@ -55,6 +59,22 @@ def program_line(frame: FrameType | None) -> str:
     return f"{line[0]}:{line[1]}" if line else ""
 
 
+def _locked(path: Path) -> TextIO:
+    """The file, open, with a lock that ends with this process, however it ends."""
+    file = path.open("a")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def remove_left_folders(parent: Path | None = None) -> None:
+    """Remove the boards of earlier runs whose last rank was killed."""
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*/{IN_USE}"):
+        # OSError: a rank still has the lock, the folder is another user's, or it is gone.
+        with suppress(OSError), path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
 class Board:
     """What the ranks of a group tell each other by files, whatever their hosts do.
 
@@ -63,10 +83,19 @@ class Board:
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, parent: Path | None = None):
+        self._in_use: TextIO | None = None
         if rank == 0:
-            made = tempfile.mkdtemp(prefix="multigpu-ranks-", dir=parent)
-            store.set("board", made)
+            remove_left_folders(parent)
+            made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._in_use = _locked(made / "part")
+            # From here on the folder is removed when nobody has the lock.
+            (made / "part").rename(made / IN_USE)
+            store.set("board", str(made))
         self.folder = Path(store.get("board").decode())
+        if rank > 0:
+            # OSError: the folder is on another machine.
+            with suppress(OSError):
+                self._in_use = _locked(self.folder / IN_USE)
         self.rank = rank
         self.size = size
         # The number of the last question that this rank has answered.
@@ -87,7 +116,7 @@ class Board:
             return ""
 
     def any_waits(self, ranks: Iterable[int]) -> bool:
-        """Whether the host of one of these ranks waits for a kernel."""
+        """Whether the host of one of these ranks waits where a GPU's host would not."""
         return any(self.get(f"waits-{rank}") == "1" for rank in ranks)
 
     def asked(self) -> int:
@@ -120,6 +149,9 @@ class Board:
         self.set(f"left-{self.rank}", "1")
         if all(self.get(f"left-{rank}") for rank in range(self.size)):
             shutil.rmtree(self.folder, ignore_errors=True)
+        if self._in_use is not None:
+            self._in_use.close()
+            self._in_use = None
 
 
 class Watchdog:
@@ -141,7 +173,7 @@ class Watchdog:
         self._cpu: deque[tuple[float, float]] = deque(maxlen=LOOKS)
         # The age of a kernel after which the next question is asked.
         self._patience = 0.0
-        communicator.waiting.changed = self._tell
+        communicator.waiting.here_only.changed = self._tell
 
     def watch(self, group: "NcclGroup") -> None:
         """Look after a group until it is deleted."""
@@ -289,7 +321,7 @@ class Watchdog:
         return {
             "rank": group.global_rank(group.rank()),
             "ended": ended,
-            "waits": communicator.waiting.count > 0,
+            "waits": communicator.waiting.any(),
             "busy": self._is_busy(),
             "line": program_line(frame),
             "calls": [call for one in list(self.groups) for call in one.described()],
@@ -334,15 +366,31 @@ class Watchdog:
 
 
 def cpu_seconds() -> float:
-    """The seconds in which this process and, on Linux, its children have computed."""
+    """The seconds in which this process and its children have computed.
+
+    On Linux they include those in which it was ready and waited for a core: on a busy machine
+    most of its time. This thread, which wakes up in each look, does not count there.
+    """
     total = time.process_time()
     with suppress(OSError, ValueError, IndexError):
         for task in Path("/proc/self/task").iterdir():
+            if int(task.name) != threading.get_native_id():
+                total += _ready_seconds(task)
             for child in (task / "children").read_text().split():
+                process = Path("/proc", child)
                 # Fields 14 and 15 of proc(5), after the name in brackets, in clock ticks.
-                fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
                 total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                total += _ready_seconds(process)
     return total
+
+
+def _ready_seconds(task: Path) -> float:
+    """How long a task was ready and had no core, if its kernel counts that."""
+    try:
+        return int((task / "schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def _prefix(rank: int) -> str:

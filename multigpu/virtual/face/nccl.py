@@ -81,8 +81,8 @@ def _classes(in_world: bool) -> tuple[type, type]:
         number, count = index, len(machine.meters)
         if options is not None:
             number, count = visible_gpus(options.gpus)[index], options.gpus
-        # torchrun says on which machine the process is.
-        host = int(os.environ.get("GROUP_RANK", "0"))
+        # torchrun says on which machine the process is, or Slurm, if srun has started it.
+        host = int(os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or 0)
         return host, host * count + number
 
     class Group(WorldGroup if in_world else VirtualGroup):

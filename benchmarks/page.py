@@ -1,0 +1,144 @@
+"""Writes benchmarks/README.md: all measured figures, from the reports in this folder.
+
+    python benchmarks/page.py
+
+Each row names its report and the command that writes it. A test compares the page with the
+reports, and README.md's figures with the page.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+INTRODUCTION = """\
+# What was measured
+
+`python benchmarks/page.py` writes this page from the reports in this folder. The machine has
+2 cores and no GPU; torch is 2.13. It is shared, and its speed varies: figures are medians of
+pairs or rounds that were measured side by side, with their range where the report has one.
+“Published” figures are other people's; “simulated” ones are virtual GPUs'. `make bench`
+measures most of them again.
+"""
+
+
+def report(name: str) -> Any:
+    """The content of a report, by its name."""
+    return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def ranged(row: dict, digits: int = 2, unit: str = "×") -> str:
+    """A median, with its range if the report has one, as text."""
+    median = f"{row['median']:.{digits}f}{unit}"
+    limits = row.get("quartiles") or row.get("interval")
+    if not limits and "min" in row:
+        limits = (row["min"], row["max"])
+    if not limits:
+        return median
+    return f"{median} ({limits[0]:.{digits}f} to {limits[1]:.{digits}f})"
+
+
+def training() -> list[str]:
+    rows = report("lesson05")["rows"]
+    own, lightning = report("trainer")["rows"][:2]
+    return [
+        f"| images/s, 2 processes ÷ 1, batch 4,096 | {ranged(rows[0])} | goal 1.8 |",
+        f"| the same, processes that never communicate | {ranged(rows[1])} | an upper bound |",
+        f"| seconds to the first step, lesson 05 ÷ a loop by hand | {ranged(rows[2])} "
+        f"| goal 1.10 |",
+        f"| a step of the Trainer, above a plain loop | {ranged(own, 0, ' µs')} "
+        f"| Lightning: {lightning['median']:.0f} µs |",
+    ]
+
+
+def virtual_gpus() -> list[str]:
+    found = [
+        f"| {row['quantity']} | {ranged(row)} | {row['goal']} |"
+        for row in report("vgpu_speed")["rows"]
+        if row["median"] > 0.1  # the others are no ratios
+    ]
+    start, operation, step = report("virtual")["rows"]
+    seconds = f"{start['median']:.2f} s"
+    return [
+        *found,
+        f"| start of a script, under the command − by itself | {seconds} | at most 0.5 |",
+        f"| operation, under the command ÷ without it | {ranged(operation)} | at most 1.05 |",
+        f"| CNN step, under the command ÷ without it | {ranged(step)} | |",
+    ]
+
+
+def fidelity() -> list[str]:
+    found = report("vgpu_fidelity")
+    rows = [
+        f"| {row['quantity']} | {row['published']:.2f} | {row['simulated']:.2f} "
+        f"| {row['error']:+.0%} |"
+        for row in found["rows"]
+    ]
+    rows.append(
+        f"| median and largest error, without sign | | | {found['median_error']:.0%}, "
+        f"{found['largest_error']:.0%} |"
+    )
+    return rows
+
+
+def others() -> list[str]:
+    vtrain = report("vtrain")["summary"]["judged"]
+    scaling = report("scaling")
+    outside = report("outside")["summary"]
+    prove = report("prove")
+    verdicts = [row["verdict"] for row in prove["outside"]["rows"]]
+    holds, fails, unknown = map(verdicts.count, ("holds", "fails", "unknown"))
+    alarms, cost = prove["false_alarms"], prove["costs"]
+    faults = report("faults")
+    well = faults["faults"] - faults["failed"]
+    grading = {row["name"]: row["median"] for row in report("grading")["rows"]}
+    ours, nbgrader = (
+        grading[f"{name}, 100 submissions, seconds"] for name in ("ours", "nbgrader")
+    )
+    return [
+        f"| GPT's data-parallel steps on 4 and 8 A100s, mean error against a published table "
+        f"| {vtrain['mean_error']:.1%} | `vtrain`; the table's own time on 2 GPUs gives "
+        f"{vtrain['null_linear']:.1%}: its times are sums |",
+        f"| scaling efficiency of {len(scaling['rows'])} published runs, mean error "
+        f"| {scaling['error']:.1%} | `scaling`; “no loss at all” is "
+        f"{scaling['null_error']:.1%} off |",
+        f"| public CUDA scripts under `multigpu virtual`: losses of a reference run "
+        f"| {outside['equal']} of {outside['scripts']} equal, {outside['differ']} different "
+        f"| `outside`; the others cannot be compared |",
+        f"| public scripts under `multigpu prove` "
+        f"| {holds} hold, {fails} fail, of {unknown} nothing can be said | `prove` |",
+        f"| right programs of which `multigpu prove` says that they fail "
+        f"| {alarms['fails']} of {alarms['proofs']} | `prove` |",
+        f"| a step with the recorder of `multigpu prove` ÷ without, GPT of 10.8 million "
+        f"parameters | {cost['step']['median']:.2f}×, memory {cost['memory']['median']:.2f}× "
+        f"| `prove`; goals 1.25 and 1.15 |",
+        f"| elastic runs killed at a random moment that end as if never killed "
+        f"| {well} of {faults['faults']} | `faults` |",
+        f"| seconds to grade 100 submissions | {ours:.0f}; nbgrader {nbgrader:.0f} "
+        f"| `grading` |",
+    ]
+
+
+def page() -> str:
+    """The text of benchmarks/README.md."""
+    measured = "| What | Median (range) | |\n|---|---|---|"
+    compared = "| Ratio | published | simulated | error |\n|---|---|---|---|"
+    single = "| What | Result | Report |\n|---|---|---|"
+    gpu = "[NVIDIA H100](gpu/NVIDIA-H100-80GB-HBM3.md)"
+    parts = [
+        INTRODUCTION,
+        "## Training (`lesson05.py`, `trainer.py`)",
+        "\n".join([measured, *training()]),
+        "## Virtual GPUs: their cost on the CPU (`vgpu_speed.py`, `virtual.py`)",
+        "\n".join([measured, *virtual_gpus()]),
+        "## Simulated against published ratios (`vgpu_fidelity.py`, with sources)",
+        "\n".join([compared, *fidelity()]),
+        "## Others",
+        "\n".join([single, *others()]),
+        f"On a real GPU, `make gpu-check` compares virtual GPUs with it: {gpu}.",
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    (HERE / "README.md").write_text(page(), encoding="utf-8")
