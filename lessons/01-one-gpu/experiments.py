@@ -1,155 +1,72 @@
-"""The longer experiments of lesson 01: where the time of a step goes, a device with a queue,
-and images that are read slowly.
+"""The longer experiments of lesson 01: the parts of a step, and images that are read slowly.
 
-The device and the images sleep as long as a GPU or a disk would take, so they need neither.
+Images and steps sleep as long as a disk or a GPU would take, so they need neither.
 """
 
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice, pairwise
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import torch
-import torch.nn.functional as F
 from torch.profiler import profile
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from multigpu import files
+from multigpu.errors import pluralize
 from multigpu.launch.room import available_cores
+
+Parts = dict[str, float]  # the seconds of a step's parts
+# Without this the profiler prints lines of its own, when it starts and when it stops.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 # ---- the parts of a step --------------------------------------------------------------------
 
 
-def now(device: torch.device, clock: Callable[[], float]) -> float:
-    """The clock's seconds, read when the device has finished its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return clock()
+def milliseconds(shown: Mapping[str, Parts]) -> dict[str, Parts]:
+    """The same parts in ms, for a picture; without those below a microsecond."""
+    return {
+        name: {part: 1e3 * seconds for part, seconds in parts.items() if seconds > 1e-6}
+        for name, parts in shown.items()
+    }
 
 
-def phases(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Iterable,
-    warm_up: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """The median seconds that a step spends on data, forward, backward and update."""
-    device = next(model.parameters()).device
-    model.train()
-    batches = iter(loader)
-    times = []
-    while True:
-        began = now(device, clock)
-        batch = next(batches, None)
-        if batch is None:
-            break
-        images, labels = (part.to(device) for part in batch)
-        data_read = now(device, clock)
+def shortest_of_rounds(
+    one_epoch: Callable[[int], Parts], sizes: Sequence[int], rounds: int
+) -> dict[int, Parts]:
+    """For each batch size the parts of a step, each from the round in which it was shortest.
 
-        loss = F.cross_entropy(model(images), labels)
-        forward_done = now(device, clock)
-
-        loss.backward()
-        backward_done = now(device, clock)
-
-        optimizer.step()
-        optimizer.zero_grad()
-        updated = now(device, clock)
-        times.append([began, data_read, forward_done, backward_done, updated])
-
-    durations = [
-        [after - before for before, after in pairwise(readings)]
-        for readings in times[min(warm_up, len(times) - 1) :]
-    ]
-    # Python's median, because torch.profiler would count torch's as a part of the step.
-    medians = [median(column) for column in zip(*durations, strict=True)]
-    return dict(zip(("data", "forward", "backward", "update"), medians, strict=True))
-
-
-def profiled(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Iterable,
-    trace: Path,
-    steps: int = 20,
-) -> str:
-    """A table of the operations that take longest in a step, without the reading.
-
-    Trains with the first `steps` batches of the loader. The trace is for ui.perfetto.dev.
+    In a round, each size gets one epoch: `one_epoch(size)`.
     """
-    # Without this the profiler prints lines of its own, when it starts and when it stops.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    batches = list(islice(loader, steps))
-    with profile() as recorded:
-        phases(model, optimizer, batches)
-    with files.atomic(trace) as temporary:
+    found = [{size: one_epoch(size) for size in sizes} for _ in range(rounds)]
+    return {
+        size: {part: min(each[size][part] for each in found) for part in found[0][size]}
+        for size in sizes
+    }
+
+
+def per_image(steps: Mapping[int, Parts]) -> dict[str, Parts]:
+    """Microseconds for each image: {"batch 16": {part: µs}}."""
+    return {
+        f"batch {size}": {part: 1e6 * seconds / size for part, seconds in parts.items()}
+        for size, parts in steps.items()
+    }
+
+
+def longest_operations(recorded: profile, steps: int, trace: str | Path) -> None:
+    """Print the operations that took longest in a step, and write the trace for Perfetto."""
+    longest = sorted(
+        recorded.key_averages(), key=lambda one: one.self_cpu_time_total, reverse=True
+    )
+    print(f"{'operation':<30}{'calls per step':>16}{'ms per step':>14}")
+    for one in longest[:6]:
+        calls, ms = one.count / steps, one.self_cpu_time_total / 1e3 / steps
+        print(f"{one.key:<30}{calls:>16.1f}{ms:>14.3f}")
+    files.writable_folder(Path(trace).parent)
+    with files.atomic(Path(trace)) as temporary:
         recorded.export_chrome_trace(str(temporary))
-
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    microseconds = attrgetter("self_cpu_time_total" if on_cpu else "self_device_time_total")
-    longest = sorted(recorded.key_averages(), key=microseconds, reverse=True)[:6]
-    # The name of a GPU's kernel can have hundreds of characters.
-    keys = [operation.key for operation in longest]
-    names = [key if len(key) <= 60 else f"{key[:59]}…" for key in keys]
-    width = max(len(name) for name in [*names, "operation"])
-    lines = [f"{'operation':<{width}}{'calls per step':>16}{'ms per step':>14}"]
-    for name, operation in zip(names, longest, strict=True):
-        calls = operation.count / len(batches)
-        milliseconds = microseconds(operation) / 1e3 / len(batches)
-        lines.append(f"{name:<{width}}{calls:>16.1f}{milliseconds:>14.3f}")
-    return "\n".join([*lines, f"trace: {trace}"])
-
-
-# ---- a queue of operations ------------------------------------------------------------------
-
-
-class QueueDevice:
-    """A device as the host sees a GPU: a queue of operations, executed one after the other.
-
-    A thread executes them, in the order in which `launch` puts them into the queue.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        # The first operation starts the thread. From now on a launch only fills the queue.
-        self._last: Future = self._thread.submit(int)
-        self.synchronize()
-
-    def launch(self, operation: Callable[[], object]) -> None:
-        """Put an operation into the queue, and return at once."""
-        self._last = self._thread.submit(operation)
-
-    def synchronize(self) -> None:
-        """Wait until all operations in the queue are done; raise the last one's error."""
-        self._last.result()
-
-
-def clock_readings(
-    device: QueueDevice,
-    operations: Mapping[str, Callable[[], object]],
-    wait_after: Collection[str],
-) -> dict[str, float]:
-    """The milliseconds that a clock shows for each operation, as name: milliseconds.
-
-    The operations are launched one after the other. The clock is read after each of them; if
-    its name is in `wait_after`, `synchronize` is called before the clock is read.
-    """
-    shown = {}
-    began = time.perf_counter()
-    for name, operation in operations.items():
-        device.launch(operation)
-        if name in wait_after:
-            device.synchronize()
-        ended = time.perf_counter()
-        shown[name] = 1e3 * (ended - began)
-        began = ended
-    return shown
 
 
 # ---- images that are read slowly ------------------------------------------------------------
@@ -226,6 +143,34 @@ def seconds_measured(
         ends.append(time.perf_counter())
     last_steps = ends[steps - 1 :: steps]
     return min((end - began) / steps for began, end in pairwise(last_steps))
+
+
+def measured_step(
+    workers: int, read: float, compute: float, gpus: str, computing: bool = False
+) -> float:
+    """The ms of a step, measured; prints them beside those on paper."""
+    measured = 1e3 * seconds_measured(workers, read, compute, computing)
+    on_paper = 1e3 * seconds_on_paper(workers, read, compute, computing)
+    result = f"{on_paper:.0f} ms per step on paper, {measured:.0f} ms measured"
+    print(f"{gpus}, {pluralize(workers, 'worker')}: {result}")
+    return measured
+
+
+def images_per_second(images: Dataset, workers: int, stay: bool = True) -> float:
+    """How fast a loader reads batches of 64: the fastest of three epochs, after the first.
+
+    With `stay` the workers start once, otherwise in each epoch.
+    """
+    loader = DataLoader(
+        images, 64, num_workers=workers, persistent_workers=stay and workers > 0
+    )
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        for _ in loader:
+            pass
+        seconds.append(time.perf_counter() - began)
+    return len(images) / min(seconds[1:])
 
 
 # ---- how far workers read ahead -------------------------------------------------------------

@@ -9,8 +9,10 @@
 # setup
 from multigpu.exercise import Exercise
 
-# The second import is one that the first operation of a virtual GPU needs.
-exercise = Exercise("01-one-gpu", imports=("multigpu.vgpu", "torch.distributed.tensor"))
+# These imports are ones that virtual GPUs, and the first operation on them, need.
+exercise = Exercise(
+    "01-one-gpu", imports=("multigpu.virtual.face", "torch.distributed.tensor")
+)
 
 # %% [markdown]
 # ## The device of questions 1 and 2
@@ -321,6 +323,8 @@ with exercise.check("amdahl", "no number is enough", points=2, hidden=True) as s
 
 # %%
 # given
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -328,11 +332,12 @@ from torch import nn
 from multigpu.exercise import gate
 
 
+@cache
 def virtual_gpus():
     """Three virtual GPUs; the first call starts them."""
-    from multigpu import vgpu
+    import multigpu
 
-    return vgpu.devices() or vgpu.start(3)
+    return multigpu.gpus(3, gpu="V100-16GB")
 
 
 class BrokenScale(nn.Module):
@@ -464,7 +469,7 @@ with exercise.check("train", "the device", points=1) as student:
     run = student.ranks("trained", [arguments])
     student.equal(
         [device for _, device in run.events[0]],
-        ["vgpu:0"] * 2,
+        ["cuda:0"] * 2,
         "backward runs on the GPU, once for each batch",
     )
 
@@ -476,7 +481,7 @@ with exercise.check("train", "another GPU", points=2, hidden=True) as student:
     arguments = [mean, deviation, batches_of(count, student.generator), place]
     run = student.ranks("trained", [arguments])
     student.expect(
-        [device for _, device in run.events[0]] == [f"vgpu:{place}"] * count,
+        [device for _, device in run.events[0]] == [f"cuda:{place}"] * count,
         "backward runs on the GPU that was given",
     )
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import shutil
 import sys
-import threading
 import time
 
 import nbformat
@@ -14,8 +12,11 @@ import torch
 from commands import ROOT, planted, run_script
 from virtual_runs import virtual
 
+import multigpu
+import multigpu.lesson
 from multigpu.models import CNN
-from multigpu.notebooks import cells
+from multigpu.notebooks import cells, source
+from multigpu.virtual import face
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_SingleGPU as lesson
@@ -28,6 +29,12 @@ UNSEEDED = """
 sampler = lesson.RandomSampler
 lesson.RandomSampler = lambda train, generator: sampler(train)
 """
+
+
+@pytest.fixture(autouse=True)
+def taken_off():
+    yield
+    face.take_off()
 
 
 def trained(script, data, out, *flags) -> dict[str, torch.Tensor]:
@@ -126,89 +133,61 @@ def test_a_mistake_is_one_sentence(tmp_path, flags, words):
     assert "Traceback" not in done.stdout
 
 
-# ---- where the time of a step goes ----------------------------------------------------------
-
-
-def test_the_profile_names_operations_and_writes_a_trace(tmp_path, few_digits, experiments):
-    train, _ = lesson.read_digits(few_digits(35))
-    model = lesson.CNN()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    loader = lesson.make_loader(train, BATCH, torch.Generator())
-    table = experiments.profiled(model, optimizer, loader, tmp_path / "trace.json")
-    assert "aten::convolution_backward" in table
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert any(event.get("name") == "aten::tanh" for event in events)
-    # The reading has one measurement, that of `phases`; the profiler gives another one.
-    assert not any("DataLoader" in event.get("name", "") for event in events)
-    assert max(map(len, table.splitlines()[:-1])) <= 95
-
-
-def test_phases_are_measured_separately(experiments):
-    """A loader that waits 20 ms, and a step that is much shorter: reading takes longest."""
-
-    def slow():
-        for _ in range(6):
-            time.sleep(0.02)
-            yield torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
-
-    model = lesson.CNN()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    spent = experiments.phases(model, optimizer, slow())
-    assert list(spent) == ["data", "forward", "backward", "update"]
-    assert spent["data"] > 0.02
-    assert all(seconds > 0 for seconds in spent.values())
-    # The thread's own clock stands still while it waits, and while other programs compute.
-    own = experiments.phases(model, optimizer, slow(), clock=time.thread_time)
-    assert 0 < own["data"] < 0.02
-
-
 # ---- the notebook's experiments -------------------------------------------------------------
 
 
-def test_the_queue_device_works_after_launch_has_returned(experiments):
-    device = experiments.QueueDevice()
-    free = threading.Event()
-    order = []
-    device.launch(lambda: order.append(free.wait(60)))
-    device.launch(lambda: order.append("second"))
-    assert order == [], "launch has not waited"
-    free.set()
-    device.synchronize()
-    assert order == [True, "second"]
-    device.synchronize()  # an empty queue
+def names_of(*beginnings: str) -> dict:
+    """What the notebook's cells with these lines define; guesses and claims print only."""
+    cells = source.read(PAGE / "PT_CNN_SingleGPU.md", ROOT).cells
+    texts = [cell.source for cell in cells if cell.cell_type == "code"]
+    names: dict = {"lesson": multigpu.lesson, "multigpu": multigpu, "guess_clock": 1}
+    for beginning in ("import itertools", *beginnings):
+        (text,) = (text for text in texts if beginning in text)
+        exec(text, names)
+    return names
 
 
-def test_synchronize_raises_what_an_operation_raised(experiments):
-    """As on a GPU: the line that launched it has long succeeded."""
-    device = experiments.QueueDevice()
-    device.launch(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        device.synchronize()
+def test_the_clock_shows_the_work_where_it_waits(experiments):
+    """The same numbers in each run, because they are simulated."""
+    names = names_of("class CNN", "class Step", "waits = {")
+    without, at_the_end, after_each = names["shown"].values()
+    assert at_the_end["update"] > 0.9 * sum(at_the_end.values()), "nearly all is the update's"
+    assert after_each["backward"] > after_each["forward"] > 10 * after_each["update"]
+    assert sum(without.values()) < sum(at_the_end.values()) / 4
+    assert names["of_events"] == pytest.approx(1e3 * sum(at_the_end.values()), rel=0.01)
 
 
-def test_without_synchronize_the_clock_is_read_before_the_work_is_done(experiments):
-    device = experiments.QueueDevice()
-    free = threading.Event()
+def test_each_part_is_timed_by_itself(experiments):
+    read_clock = names_of("class CNN", "class Step")["read_clock"]
     done = []
-    operations = {
-        "forward": lambda: done.append(free.wait(60)),
-        "update": lambda: done.append("update"),
+
+    class Parts:
+        def __getattr__(self, name):
+            return lambda: done.append(name)
+
+    # A clock that shows how many parts are done, squared: 0, 1, 4, 9, 16.
+    spent = read_clock(Parts(), lambda: len(done) ** 2)
+    assert spent == {"data": 1, "forward": 3, "backward": 5, "update": 7}
+
+
+def test_the_shortest_of_each_part_counts(experiments):
+    epochs = iter([{"data": 3, "forward": 1}, {"data": 2, "forward": 5}])
+    found = experiments.shortest_of_rounds(lambda size: next(epochs), sizes=(16,), rounds=2)
+    assert found == {16: {"data": 2, "forward": 1}}
+    assert experiments.per_image({16: {"data": 16e-6}}) == {"batch 16": {"data": 1}}
+    assert experiments.milliseconds({"a": {"data": 0, "forward": 2}}) == {
+        "a": {"forward": 2000}
     }
-    readings = experiments.clock_readings(device, operations, [])
-    assert list(readings) == ["forward", "update"]
-    assert done == []
-    free.set()
-    device.synchronize()
 
 
-def test_synchronize_shows_the_work_where_it_is_called(experiments):
-    device = experiments.QueueDevice()
-    operations = {name: lambda: time.sleep(0.02) for name in ("forward", "backward", "update")}
-    each = experiments.clock_readings(device, operations, list(operations))
-    assert all(milliseconds >= 20 for milliseconds in each.values())
-    last = experiments.clock_readings(device, operations, ["update"])
-    assert sum(last.values()) >= 60
-    assert last["update"] == max(last.values())
+def test_the_profile_names_operations_and_writes_a_trace(tmp_path, experiments, capsys):
+    model = lesson.CNN()
+    with torch.profiler.profile() as recorded:
+        model(torch.zeros(8, 1, 8, 8)).sum().backward()
+    experiments.longest_operations(recorded, 1, tmp_path / "new" / "trace.json")
+    assert "aten::convolution_backward" in capsys.readouterr().out
+    events = json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::tanh" for event in events)
 
 
 def test_on_paper(experiments):
@@ -256,36 +235,9 @@ def test_each_worker_reads_prefetch_factor_batches_ahead(experiments, workers, a
     assert experiments.batches_read(workers, ahead) == workers * ahead + 1
 
 
-@pytest.mark.slow
-def test_events_show_the_gpus_time_and_a_clock_without_waiting_the_launches(tmp_path):
-    """A large batch, on the simulated clock. A small one waits for the host: all are equal."""
-    options = ("--gpus", "1", "--clock", "simulated", "--shapes-only")
-    times = {}
-    for batch in ("4096", "64"):
-        done = virtual(tmp_path, *options, PAGE / "gpu_clocks.py", batch)
-        assert done.returncode == 0, done.stdout
-        found = re.search(r"without waiting (\S+), .*synchronize (\S+), .* (\S+)", done.stdout)
-        times[batch] = [float(time) for time in found.groups()]
-    without, waited, events = times["4096"]
-    assert events == pytest.approx(waited, rel=0.01)
-    assert without < events / 4
-    assert max(times["64"]) < 1.05 * min(times["64"])
-
-
 # ---- the stored notebook --------------------------------------------------------------------
 
 
 def test_the_notebook_has_no_line_of_the_profilers_own():
     notebook = nbformat.read(ROOT / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
     assert "USDT" not in cells.printed(notebook)
-
-
-def test_something_runs_by_the_third_visible_cell():
-    notebook = nbformat.read(ROOT / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
-    visible = [
-        cell
-        for cell in notebook.cells
-        if not cell.metadata.get("jupyter", {}).get("source_hidden")
-        and "how-to-run" not in cell.metadata.get("tags", [])
-    ]
-    assert any(cell.get("outputs") for cell in visible[:3])
