@@ -168,15 +168,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-
-# %% [markdown] tags=["how-to-run"]
-# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
-# cell, and a click on it shows the code.
-
-# %%
-
-# %% [markdown] tags=["footer"]
-# [← 05 DDP on a cluster](PT_CNN_MultiGPU.ipynb) ·
-# [syllabus](../lessons/README.md) ·
-# [page of this lesson](../lessons/06-hybrid-parallel/README.md) ·
-# [07 MirroredStrategy →](TF_CNN_MultiGPU.ipynb)

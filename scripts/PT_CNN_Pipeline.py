@@ -193,15 +193,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-
-# %% [markdown] tags=["how-to-run"]
-# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
-# cell, and a click on it shows the code.
-
-# %%
-
-# %% [markdown] tags=["footer"]
-# [← 03 Model parallelism](PT_CNN_ModelParallel.ipynb) ·
-# [syllabus](../lessons/README.md) ·
-# [page of this lesson](../lessons/03-model-parallel/README.md) ·
-# [04 DDP with mp.spawn →](PT_CNN_DDPSpawn.ipynb)
