@@ -41,7 +41,8 @@ BATCH = 4096
 MICRO_BATCHES = 4
 TRAINING_IMAGES = 1437
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-LAUNCHERS = {"PT_CNN_Pipeline": [*TORCHRUN, "--nproc-per-node=2"]}
+TORCHRUN += ["--nproc-per-node=2"]
+LAUNCHERS = {"PT_CNN_Pipeline": TORCHRUN, "PT_CNN_MultiGPU": TORCHRUN}
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
 # ---- simulated ------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "03 model parallelism": (halves, "PT_CNN_ModelParallel", None),
     "03 pipeline, 1F1B": (two_ranks(_stage), "PT_CNN_Pipeline", []),
     "04 DDP by mp.spawn": (replicas, "PT_CNN_DDPSpawn", ["--nprocs", "2"]),
-    "05 DDP": (replicas, "PT_CNN_MultiGPU", ["--spawn", "2"]),
+    "05 DDP": (replicas, "PT_CNN_MultiGPU", []),
     "06 model and data parallel": (
         two_ranks(_replica_of_stages),
         "PT_CNN_HybridParallel",
