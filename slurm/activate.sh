@@ -23,7 +23,7 @@ error() {
     error "Slurm gave this job no GPU: ask for some by --gpus-per-node, or by --gres=gpu:2." || return
 
 # ---- the Python environment -------------------------------------------------------------------
-packages=$(grep -oE '^(import|from) (torch|tensorflow|multigpu)\b' "$script" | cut -d ' ' -f 2 | sort -u)
+packages=$(grep -oE '^(import|from) (torch|tensorflow|sklearn|multigpu)\b' "$script" | cut -d ' ' -f 2 | sort -u)
 packages=$(echo ${packages:-torch})
 has_packages() { # in another folder than this one, from which Python also imports
     (cd / && python -c '
