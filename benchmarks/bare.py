@@ -1,4 +1,4 @@
-"""The shortest DDP training written by hand, for comparison with lesson 05: bare.py DATA."""
+"""The shortest DDP training written by hand, for comparison with the Trainer: bare.py DATA."""
 
 import sys
 

@@ -1,12 +1,13 @@
 """All routes in one table: `make bench`, or `python benchmarks/routes.py`.
 
 It writes lessons/routes.md and lessons/four-ways.png. A row of the table has three sources:
-- loss, accuracy and proof: the last line of the lesson's stored notebook, which CI runs again
+- loss, accuracy and proof: a run of the lesson's script, and the proof in its stored notebook;
+  for lessons 07 to 13 the last line of the notebook, which CI runs again
 - the simulated step: the third step of the route on virtual GPUs, shape-only, so the number is
   the same on every machine
 - the measured speed: images/s of the lesson's script ÷ lesson 01's, on this machine's CPU
 
-`python benchmarks/routes.py 0` leaves the measured column as it is.
+`python benchmarks/routes.py 0` leaves what is measured, and what scripts printed, as it is.
 """
 
 import functools
@@ -41,7 +42,19 @@ BATCH = 4096
 MICRO_BATCHES = 4
 TRAINING_IMAGES = 1437
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-LAUNCHERS = {"PT_CNN_Pipeline": [*TORCHRUN, "--nproc-per-node=2"]}
+TORCHRUN += ["--nproc-per-node=2"]
+LAUNCHERS = {"PT_CNN_Pipeline": TORCHRUN, "PT_CNN_MultiGPU": TORCHRUN}
+VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
+# The scripts of plain torch: their devices, and how they are started.
+TRAINED = {
+    "PT_CNN_SingleGPU": ("1 × cpu", []),
+    "PT_CNN_DataParallel": ("2 × virtual GPU", [*VIRTUAL, "2"]),
+    "PT_CNN_ModelParallel": ("2 × virtual GPU", [*VIRTUAL, "2"]),
+    "PT_CNN_Pipeline": ("2 × cpu", TORCHRUN),
+    "PT_CNN_DDPSpawn": ("2 × cpu", []),
+    "PT_CNN_MultiGPU": ("2 × cpu", TORCHRUN),
+    "PT_CNN_HybridParallel": ("4 × virtual GPU", [*VIRTUAL, "4", *TORCHRUN]),
+}
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
 # ---- simulated ------------------------------------------------------------------------------
@@ -190,7 +203,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "03 model parallelism": (halves, "PT_CNN_ModelParallel", None),
     "03 pipeline, 1F1B": (two_ranks(_stage), "PT_CNN_Pipeline", []),
     "04 DDP by mp.spawn": (replicas, "PT_CNN_DDPSpawn", ["--nprocs", "2"]),
-    "05 DDP": (replicas, "PT_CNN_MultiGPU", ["--spawn", "2"]),
+    "05 DDP": (replicas, "PT_CNN_MultiGPU", []),
     "06 model and data parallel": (
         two_ranks(_replica_of_stages),
         "PT_CNN_HybridParallel",
@@ -223,6 +236,26 @@ def printed(stem: str) -> str:
 def stored_line(stem: str) -> str:
     """The last line of the lesson's stored notebook: its row of the table."""
     return re.findall(r"^\| \d\d .* \|$", printed(stem), re.MULTILINE)[-1]
+
+
+def trained_line(name: str, stem: str) -> str:
+    """The row of a script of plain torch: what a run gives, and its notebook's proof."""
+    devices, launcher = TRAINED[stem]
+    with tempfile.TemporaryDirectory() as out:
+        script = ROOT / "scripts" / f"{stem}.py"
+        subprocess.run(
+            [sys.executable, *launcher, script, "--out", out],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+        found = json.loads((Path(out) / "metrics.json").read_text())
+    verdicts = re.findall(r"^proof: .*: (\w+)\s*$", printed(stem), re.MULTILINE)
+    proof = f"proof {verdicts[-1]}" if verdicts else "the reference"
+    return (
+        f"| {name} | {devices} | loss {found['loss']:.2f} | accuracy {found['accuracy']:.2f} "
+        f"| {proof} |"
+    )
 
 
 def simulated() -> dict[str, str]:
@@ -284,23 +317,23 @@ def measured(repeats: int) -> dict[str, str]:
     }
 
 
-def stored_measured() -> dict[str, str]:
-    """The measured column of the page as it is."""
+def stored_rows() -> dict[str, list[str]]:
+    """The cells of each row of the page as it is, by the route's name."""
     rows = [
-        line.split(" | ")
+        line.removeprefix("| ").removesuffix(" |").split(" | ")
         for line in PAGE.read_text().splitlines()
         if re.match(r"\| \d\d ", line)
     ]
-    return {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows}
+    return {row[0]: row for row in rows}
 
 
 # ---- the page and the picture ---------------------------------------------------------------
 
 TEXT = """# All routes side by side
 
-Written by `python benchmarks/routes.py`. The first columns are the last lines of the
-lessons' notebooks: the same model, data, seed and global batch (64) by each route, with the
-same result. `vgpu` is a virtual GPU.
+Written by `python benchmarks/routes.py`. The first columns are what the lessons' scripts and
+notebooks print: the same model, data, seed and global batch (64) by each route, with the same
+result.
 
 - **Simulated**: one step of the wider CNN of lesson 03 with {batch:,} images, on V100s with
   NVLink2, and the speed-up over one GPU. Lesson 11 has one GPU, with matrix products and
@@ -323,11 +356,18 @@ same result. `vgpu` is a virtual GPU.
 
 def page(repeats: int) -> str:
     steps = simulated()
-    speeds = measured(repeats) if repeats else stored_measured()
+    stored = {} if repeats else stored_rows()
+    speeds = measured(repeats) if repeats else {name: row[-1] for name, row in stored.items()}
     rows = []
     for name, (_, stem, flags) in ROUTES.items():
+        if stem not in TRAINED:
+            line = stored_line(stem)
+        elif name in stored:
+            line = f"| {' | '.join(stored[name][:5])} |"
+        else:
+            line = trained_line(name, stem)
         speed = speeds.get(name, "–" if flags is None else "not yet")
-        rows.append(f"{stored_line(stem)} {steps.get(name, '–')} | {speed} |")
+        rows.append(f"{line} {steps.get(name, '–')} | {speed} |")
     cores = len(os.sched_getaffinity(0))
     if not repeats:
         cores, repeats = re.search(

@@ -5,8 +5,8 @@
 
 `gpus` gives the devices cuda:0, cuda:1, …: real GPUs, or virtual ones. What virtual GPUs have
 and CUDA has no name for is here: `timeline`, `elapsed`, `label`, `memory_held`, `marked`,
-`number_micro_batches`, and the tables of GPUs and links that can be simulated. `open_lesson`
-begins a lesson's notebook.
+`number_micro_batches`, the tables of GPUs and links that can be simulated, and the time of a
+collective in a `Network` (`collective_seconds`). `open_lesson` begins a lesson's notebook.
 """
 
 from importlib import import_module
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from multigpu.vgpu.control import memory_held as memory_held
     from multigpu.vgpu.control import number_micro_batches as number_micro_batches
     from multigpu.vgpu.control import timeline as timeline
+    from multigpu.vgpu.sim.network import Network as Network
+    from multigpu.vgpu.sim.network import collective_seconds as collective_seconds
     from multigpu.vgpu.sim.presets import GPUS as GPUS
     from multigpu.vgpu.sim.presets import LINKS as LINKS
     from multigpu.vgpu.sim.presets import NETWORKS as NETWORKS
@@ -39,6 +41,7 @@ _PLACES = {
         ("elapsed", "label", "marked", "memory_held", "number_micro_batches", "timeline"),
         "multigpu.vgpu.control",
     ),
+    **dict.fromkeys(("Network", "collective_seconds"), "multigpu.vgpu.sim.network"),
     **dict.fromkeys(("GPUS", "LINKS", "NETWORKS", "Gpu", "Link"), "multigpu.vgpu.sim.presets"),
 }
 

@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 SECONDS = 75.0  # for one script
 REHEARSAL_SECONDS = 300.0
 # In a rehearsal: one script with ranks, and one with the Trainer.
-REHEARSED = (("PT_CNN_MultiGPU", "spawned"), ("PTL_Precision", "32"))
+REHEARSED = (("PT_CNN_MultiGPU", "under torchrun"), ("PTL_Precision", "32"))
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def runs(gpus: int, device: str) -> Iterator[Run]:
     yield Run("PT_CNN_ModelParallel", gpus=2, proves=False)
     yield Run("PT_CNN_Pipeline", gpus=2, proves=False)
     yield Run("PT_CNN_DDPSpawn", ("--nprocs", ranks), proves=False)
-    yield Run("PT_CNN_MultiGPU", ("--spawn", ranks), "spawned")
-    yield Run("PT_CNN_MultiGPU", (), "under torchrun")
-    yield Run("PT_CNN_MultiGPU", ("--spawn", 1, "--amp"), "with --amp", proves=False)
+    yield Run("PT_CNN_MultiGPU", (), "under torchrun", proves=False)
+    yield Run("PT_CNN_MultiGPU", (), "under torchrun, 2 ranks", gpus=2, proves=False)
+    yield Run("PT_CNN_MultiGPU", ("--amp",), "with --amp", proves=False)
     yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
     yield Run("PTL_multiGPU", ("--accelerator", accelerator, "--devices", ranks))
     exact = ("ddp", "horovod", "bagua:gradient_allreduce")
@@ -91,7 +91,7 @@ NAMED = {
 def command(run: Run, out: Path, quick: bool) -> list[object]:
     """The command line of a run, which writes its results into `out`."""
     words: list[object] = [sys.executable]
-    if run.what == "under torchrun" or run.stem == "PT_CNN_Pipeline":
+    if run.what.startswith("under torchrun") or run.stem == "PT_CNN_Pipeline":
         words += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
         words += [f"--nproc-per-node={run.gpus}"]
     words += [SCRIPTS / f"{run.stem}.py", *run.flags, "--out", out]
@@ -110,14 +110,15 @@ def execute(run: Run, quick: bool, workers: int) -> dict:
         code, output = run_limited(command(run, Path(out), quick), seconds, environment)
     proofs = re.findall(r"^proof: .*$", output, re.MULTILINE)
     ok = code == 0 and (not run.proves or any(line.endswith("holds") for line in proofs))
-    # The lessons' lines about their device: "device: …", "devices: …", or the sentence that
-    # virtual GPUs compute.
-    devices = re.findall(r"^(?:devices?: |This machine has ).*$", output, re.MULTILINE)
+    # The lessons' lines about their device: "device: …", "devices: …", "2 × cuda, …", or the
+    # sentence that virtual GPUs compute.
+    device = r"^(?:devices?: |This machine has .*?: |(?=\d+ × ))(.*)$"
+    devices = re.findall(device, output, re.MULTILINE)
     row = {
         "case": " ".join(part for part in (run.stem, run.what) if part),
         "ok": ok,
         "seconds": time.monotonic() - began,
-        "device": devices[0].partition(": ")[2] if devices else None,
+        "device": devices[0] if devices else None,
         "proof": proofs[-1].removeprefix("proof: ") if proofs else None,
     }
     if ok:

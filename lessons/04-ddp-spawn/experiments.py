@@ -1,12 +1,21 @@
-"""What processes do with a tensor; how long noisy runs take, repeated: median and range."""
+"""What processes can be sent, what they do with a tensor, how far their weights are apart."""
 
-import json
-import statistics
-import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+import pickle
 
+import cloudpickle
 import torch
+
+
+def senders(thing: object) -> list[str]:
+    """The names of the picklers that can write `thing` as bytes."""
+    names = []
+    for pickler in (pickle, cloudpickle):
+        try:
+            pickler.dumps(thing)
+        except (TypeError, AttributeError, pickle.PicklingError):
+            continue
+        names.append(pickler.__name__)
+    return names
 
 
 def set_to_zero(rank: int, tensor: torch.Tensor) -> None:
@@ -14,28 +23,16 @@ def set_to_zero(rank: int, tensor: torch.Tensor) -> None:
     tensor.zero_()
 
 
-def seconds(action: Callable[[], object], repeats: int = 5) -> list[float]:
-    """The seconds of `repeats` calls of `action`, after one call that does not count."""
-    action()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - began)
-    return times
+Way = tuple[str, str]
+Weights = tuple[torch.Tensor, torch.Tensor]  # before and after
 
 
-def images_per_s(folder: str | Path) -> list[float]:
-    """The images/s of a run's epochs without the first one, from metrics.json in `folder`."""
-    epochs = json.loads((Path(folder) / "metrics.json").read_text())["epochs"]
-    return [epoch["images_per_s"] for epoch in epochs[1:]]
-
-
-def spread(values: Iterable[float], unit: str, digits: int = 2) -> str:
-    """The median and the range of noisy values, as text: "2.10 s (1.95 to 2.60, 5 times)"."""
-    values = list(values)
-    low, middle, high = (
-        f"{value:,.{digits}f}"
-        for value in (min(values), statistics.median(values), max(values))
-    )
-    return f"{middle} {unit} ({low} to {high}, {len(values)} times)"
+def distances(one: dict[Way, Weights], other: dict[Way, Weights]) -> dict[Way, list[float]]:
+    """The largest difference of two ranks' weights before and after, by way; prints them."""
+    found = {}
+    for way in one:
+        pairs = zip(one[way], other[way], strict=True)
+        found[way] = [(a - b).abs().max().item() for a, b in pairs]
+        before, after = found[way]
+        print(f"{', '.join(way)}: {before:.2f} apart, then {after:.2f}")
+    return found

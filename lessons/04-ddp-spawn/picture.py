@@ -8,7 +8,7 @@ from pathlib import Path
 from multigpu import plots
 from multigpu.plots import arrow, box
 
-title = "The result of the ranks comes back in a file"
+title = "The parent starts the ranks and waits; their result is in a file"
 axes = plots.schematic(["parent", "rank 0", "rank 1"], title)
 
 
@@ -16,25 +16,22 @@ def label(x: float, y: float, text: str) -> None:
     axes.text(x, y, text, fontsize=8, ha="left", va="center")
 
 
-box(axes, "data", 0, 0, 1.4, "check flags,\nfetch data")
+box(axes, "data", 0, 0, 1.4, "check the\noptions")
 waits = "waits; holds the store through which the ranks find each other"
 box(axes, "idle", 1.4, 0, 6.2, waits)
-box(axes, "compute", 7.6, 0, 1.4, "read the file,\nprove")
 for lane in (1, 2):
     box(axes, "data", 1.9, lane, 1.3, "import torch,\nread data")
     text = f"train with its half of each batch, as rank {lane - 1}"
     box(axes, "compute", 3.2, lane, 3.1, text)
-box(axes, "files", 6.3, 1, 0.9, "save")
+box(axes, "files", 6.3, 1, 1.3, "save\nmodel.pt")
 
 arrow(axes, (1.5, 0.27), (1.9, 0.75))
 arrow(axes, (1.5, 0.27), (1.9, 1.75))
 label(0.55, 1.25, "args, pickled")
-arrow(axes, (7.0, 0.73), (7.7, 0.27))
-label(7.45, 0.62, "model.pt")
 for step in range(4):
     x = 3.9 + 0.7 * step
     arrow(axes, (x, 1.27), (x, 1.73), "<->", plots.GREEN, 2)
-label(6.15, 1.5, "gradients, averaged in each step")
+label(6.15, 1.5, "gradients, averaged")
 
-axes.set_xlim(-0.05, 9.1)
+axes.set_xlim(-0.05, 7.7)
 print(plots.save(axes.figure, Path(__file__).with_name("spawn.png")).name)

@@ -39,9 +39,9 @@ MICRO_BATCHES = 4
 # Images of one step, or tokens, over all GPUs.
 IMAGES = 8_192
 # A step with sixteen times the tokens needs larger GPUs.
-MANY_TOKENS = {"images": 131_072, "micro_batches": 8, "memory": "80GiB"}
+MANY_TOKENS = {"images": 131_072, "memory": "80GiB"}
 # The micro-batches in flight on stage 1 and on stage 2, of 4.
-ORDERS = {"GPipe": (4, 4), "1F1B": (2, 1), "3 in flight": (3, 1)}
+ORDERS = {"GPipe": (4, 4), "1F1B": (2, 1)}
 NETWORKS = ("Ethernet10", "Ethernet25", "HDR200")
 # The GPUs of a rank, of the four: GPUs 0 and 1 are on the first node, 2 and 3 on the second.
 LAYOUTS = {
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     forward   the GiB of activations on each of them at the end of forward, without the memory
               that DDP keeps for gradients
     update    the highest GiB on each of them during the optimizer's step
-    error     the text of the OutOfMemoryError, or ""
+    error     the beginning of the OutOfMemoryError's text, or ""
     timeline  the step's timeline
     """
 
@@ -82,15 +82,23 @@ class Step(NamedTuple):
         return self.images / self.seconds
 
 
-class OverlappedStep(NamedTuple):
-    """One training step of a rank with the class Overlapped.
+class Layouts(NamedTuple):
+    """A step with stages inside nodes and one with stages across nodes, of each rank."""
 
-    speed  images/s over all ranks, simulated
-    peak   the higher of the two GPUs' peaks, in GiB
-    """
+    inside: list[Step]
+    across: list[Step]
 
-    speed: float
-    peak: float
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the step is with stages across nodes."""
+        return self.across[0].speed / self.inside[0].speed
+
+    @property
+    def waits(self) -> tuple[float, float]:
+        """The seconds in which the first GPU only waits for messages, inside and across."""
+        lines = (joined(steps) for steps in self)
+        inside, across = (t.breakdown(0)["transfer"] * (t.end - t.start) for t in lines)
+        return inside, across
 
 
 class Stages(nn.Module):
@@ -117,10 +125,16 @@ class Stages(nn.Module):
         return torch.cat(outputs)
 
 
-def cnn_stages(cnn: CNN, cut: int, gpus: list[torch.device], micro_batches: int) -> Stages:
-    """`cnn` with its first `cut` modules on the first of two GPUs."""
-    modules = [cnn.conv1, nn.Tanh(), cnn.conv2, nn.Tanh(), nn.Flatten()]
-    modules += [cnn.fc1, nn.Tanh(), cnn.fc2]
+def cnn(name: str) -> CNN:
+    """The CNN `name`, without numbers."""
+    with torch.device("meta"):
+        return CNN(**CNNS[name])
+
+
+def cnn_stages(model: CNN, cut: int, gpus: list[torch.device], micro_batches: int) -> Stages:
+    """`model` with its first `cut` modules on the first of two GPUs."""
+    modules = [model.conv1, nn.Tanh(), model.conv2, nn.Tanh(), nn.Flatten()]
+    modules += [model.fc1, nn.Tanh(), model.fc2]
     first, second = nn.Sequential(*modules[:cut]), nn.Sequential(*modules[cut:])
     return Stages(first, second, gpus, micro_batches)
 
@@ -151,6 +165,19 @@ def two_nodes(*cases: tuple[str, str, str], **more: object) -> list[list[Step]]:
     """
     ranks = 4 if cases[0][1] == "four replicas" else 2
     return list(zip(*launch.call(layout_steps, ranks, cases, **more), strict=True))
+
+
+def layouts(model: str, network: str = "Ethernet10", **more: object) -> Layouts:
+    """The step of `model` with stages inside and across two nodes; prints both speeds."""
+    found = Layouts(*two_nodes((model, INSIDE, network), (model, ACROSS, network), **more))
+    rows = "tokens" if model == "transformer" else "images"
+    print(f"{model}, {found.inside[0].images:,} {rows} in a step, {network}, simulated")
+    for name, (step, *_), wait in zip((INSIDE, ACROSS), found, found.waits, strict=True):
+        print(
+            f"    {name}: {step.speed:,.0f} {rows}/s, a step {step.seconds:.1f} s, "
+            f"GPU 0 only waits for messages {wait:.1f} s"
+        )
+    return found
 
 
 def layout_steps(
@@ -249,15 +276,15 @@ def overlapped_steps(
     cases: list[tuple[tuple[int, int], str, str]],
     images: int = IMAGES,
     micro_batches: int = MICRO_BATCHES,
-) -> list[OverlappedStep]:
-    """In each rank: the third step for each case (an order, a layout of stages, a network).
+) -> list[float]:
+    """In each rank: images/s over all ranks for each case (an order, a layout, a network).
 
-    It is the large model's step with Adam, as in `layout_steps`, but with the class
+    It is the large model's third step with Adam, as in `layout_steps`, but with the class
     Overlapped; an order is its `in_flight`. All-reduces begin after backward.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    found = []
+    speeds = []
     for number, (in_flight, layout, network) in enumerate(cases):
         own_store = dist.PrefixStore(str(number), store)
         with _own_gpus(world, own_store, layout, network) as own:
@@ -273,39 +300,40 @@ def overlapped_steps(
                 optimizer.step()
                 for gpu in own:
                     torch.cuda.synchronize(gpu)
-            speed = images / (multigpu.elapsed() - began)
-            found.append(OverlappedStep(speed, max(_peaks(own))))
-    return found
+            speeds.append(images / (multigpu.elapsed() - began))
+    return speeds
 
 
-def overlapped() -> tuple[dict[tuple[str, str], tuple[float, float]], dict[str, float]]:
-    """With class Overlapped: images/s inside and across by order and network; it prints them.
-
-    The second result is the higher peak of a rank's GPUs, in GiB, by order.
-    """
+def overlapped() -> dict[tuple[str, str], tuple[float, float]]:
+    """With class Overlapped: images/s inside and across by order and network; prints them."""
     pairs = [(order, network) for order in ORDERS for network in NETWORKS]
     cases = [(ORDERS[order], at, net) for order, net in pairs for at in (INSIDE, ACROSS)]
-    steps, _ = launch.call(overlapped_steps, 2, cases)
-    speeds = {
-        pair: (inside.speed, across.speed)
-        for pair, inside, across in zip(pairs, steps[::2], steps[1::2], strict=True)
-    }
-    peaks = {
-        order: steps[cases.index((ORDERS[order], ACROSS, NETWORKS[0]))].peak
-        for order in ORDERS
-    }
-    print(f"{'images/s, inside | across':28}" + "".join(f"{name:>16}" for name in NETWORKS))
+    found, _ = launch.call(overlapped_steps, 2, cases)
+    speeds = dict(zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True))
+    print(f"{'images/s, simulated':22}" + "".join(f"{name:>18}" for name in NETWORKS))
     for order in ORDERS:
-        row = [" | ".join(f"{speed:5.0f}" for speed in speeds[order, net]) for net in NETWORKS]
-        print(f"{order:28}" + "".join(f"{text:>16}" for text in row))
-    return speeds, peaks
+        for layout, name in enumerate((INSIDE, ACROSS)):
+            row = "".join(f"{speeds[order, net][layout]:18,.0f}" for net in NETWORKS)
+            print(f"{order + ', ' + name.split()[1]:22}{row}")
+    return speeds
 
 
 def one_node_overlapped() -> float:
     """Images/s of one node alone, with 1F1B and overlap, in 8 micro-batches."""
     case = (ORDERS["1F1B"], INSIDE, NETWORKS[0])
-    ((step,),) = launch.call(overlapped_steps, 1, [case], micro_batches=8)
-    return step.speed
+    ((speed,),) = launch.call(overlapped_steps, 1, [case], micro_batches=8)
+    return speed
+
+
+def memory_bars(**steps: Step) -> dict[str, dict[str, float]]:
+    """The peak of each GPU of some steps by use, in GiB, by the name of the bar."""
+    bars = {}
+    for name, step in steps.items():
+        for number, (held, peak) in enumerate(zip(step.held, step.peak, strict=True), 1):
+            rest = {"activations and other": peak - sum(held.values())}
+            key = f"{name} {number}" if len(step.peak) > 1 else name
+            bars[key.replace("_", " ")] = held | rest
+    return bars
 
 
 @contextmanager
@@ -386,7 +414,7 @@ def _third_step(
             uses = after_forward[gpu]
             forward.append((uses["activations"] - sum(uses[use] for use in kept)) / GIB)
     except torch.OutOfMemoryError as failure:
-        error = str(failure)
+        error = str(failure).partition(" Including")[0]
         peak = _peaks(gpus)
     timeline = multigpu.timeline(since=began)
     return Step(seconds, images, peak, held, forward, update, error, timeline)
@@ -396,8 +424,7 @@ def _cnn(
     name: str, gpus: list[torch.device], images: int, micro_batches: int = MICRO_BATCHES
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """The CNN `name` on `gpus`, images on the first of them, and labels on the last."""
-    with torch.device("meta"):
-        model = CNN(**CNNS[name])
+    model = cnn(name)
     if len(gpus) == 1:
         model.to(gpus[0])
     else:

@@ -16,10 +16,9 @@ import itertools
 
 import torch
 
-from multigpu import vgpu
+import multigpu
 from multigpu.exercise import Exercise
 from multigpu.models import CNN
-from multigpu.vgpu.sim.network import Network, collective_seconds
 
 GIB = 2**30
 exercise = Exercise("06-hybrid-parallel")
@@ -52,9 +51,12 @@ def allreduce_seconds(nodes: int) -> float:
         model = CNN((1, 28, 28), hidden=90_000, classes=6_000)
     first = sum(weight.nbytes for weight in model.parameters())
     last = sum(weight.nbytes for weight in model.fc2.parameters())
-    network = Network(vgpu.LINKS["NVLink2"], vgpu.NETWORKS["Ethernet10"], gpus_per_node=2)
+    inside, between = multigpu.LINKS["NVLink2"], multigpu.NETWORKS["Ethernet10"]
+    network = multigpu.Network(inside, between, gpus_per_node=2)
     twins = network.group(range(0, 2 * nodes, 2))
-    return max(collective_seconds("allreduce", size, twins) for size in (first - last, last))
+    return max(
+        multigpu.collective_seconds("allreduce", size, twins) for size in (first - last, last)
+    )
 
 
 # %% jupyter={"source_hidden": true}
@@ -183,15 +185,14 @@ def place(devices_of_ranks: list[list[str]]) -> tuple[str, list[int]]:
     """
     count = sum(len(devices) for devices in devices_of_ranks)
     errors, placed = [], []
-    with vgpu.running(count, memory="16GiB", compute=False) as gpus:
+    with multigpu.gpus(count, memory="16GiB", shapes_only=True) as gpus:
         for device in itertools.chain(*devices_of_ranks):
-            gpu = torch.device(device.replace("cuda:", "vgpu:"))
             try:
-                placed.append(torch.empty(10 * GIB, dtype=torch.uint8, device=gpu))
+                placed.append(torch.empty(10 * GIB, dtype=torch.uint8, device=device))
             except RuntimeError as error:
-                text = str(error).replace("vgpu", "CUDA").replace("\n", ". ")
+                text = str(error).replace("\n", ". ")
                 errors.append(". ".join(text.split(". ")[:3]))
-        idle = [gpu.index for gpu in gpus if not torch.vgpu.memory_allocated(gpu)]
+        idle = [gpu.index for gpu in gpus if not torch.cuda.memory_allocated(gpu)]
     return "".join(errors[:1]), idle
 
 
@@ -283,14 +284,14 @@ def run_layout(
     gpus, cut = plan
     layers = range(len(weights))
     stages = [layers] if len(gpus[0]) == 1 else [layers[:cut], layers[cut:]]
-    link = vgpu.Link("inside", links[0], latency=0.0)
-    network = vgpu.Link("between", links[1], latency=0.0, adapter="node")
-    nodes = {"link": link, "between_nodes": network, "gpus_per_node": 2, "compute": False}
+    link = multigpu.Link("inside", links[0], latency=0.0)
+    network = multigpu.Link("between", links[1], latency=0.0, adapter="node")
+    nodes = {"link": link, "between_nodes": network, "gpus_per_node": 2, "shapes_only": True}
 
     def tensor(size: int, device: torch.device) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device)
 
-    with vgpu.running(4, memory=memory, **nodes) as devices:
+    with multigpu.gpus(4, memory=memory, **nodes) as devices:
         held = []
         try:
             for replica in gpus:
@@ -302,16 +303,18 @@ def run_layout(
         except torch.OutOfMemoryError as error:
             return ". ".join(str(error).split(". ")[:3]), 0.0
 
-    with vgpu.running(4, memory=1024 * GIB, **nodes) as devices:
+    with multigpu.gpus(4, memory=1024 * GIB, **nodes) as devices:
         if len(stages) == 2:
             size = activations[cut - 1] // len(gpus)
             sent = [tensor(size, devices[first]) for first, _ in gpus]
             sent = [x.to(devices[last]) for x, (_, last) in zip(sent, gpus, strict=True)]
             sent = [x.to(devices[first]) for x, (first, _) in zip(sent, gpus, strict=True)]
-        seconds = vgpu.elapsed()
-    network = Network(link, network, 2)
+        seconds = multigpu.elapsed()
+    network = multigpu.Network(link, network, 2)
     allreduces = [
-        collective_seconds("allreduce", sum(weights[i] for i in stage), network.group(twins))
+        multigpu.collective_seconds(
+            "allreduce", sum(weights[i] for i in stage), network.group(twins)
+        )
         for stage, twins in zip(stages, zip(*gpus, strict=True), strict=True)
     ]
     return "", seconds + max(allreduces)

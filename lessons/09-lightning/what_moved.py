@@ -26,7 +26,7 @@ SUBJECTS = {
         "Trainer moves the module and each batch",
     ),
     "the ranks: find, pick, rendezvous, group": (
-        ("launch.find_world", "devices.pick", "rendezvous", "process_group"),
+        ("find_world", "find_rank", "devices.pick", "join(", "process_group"),
         "Trainer(devices, num_nodes)",
     ),
     "DDP, no_sync": (

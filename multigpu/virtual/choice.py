@@ -48,7 +48,7 @@ def gpus(
     link: str | Link | None = None,
     memory: int | str | None = None,
     gpus_per_node: int | None = None,
-    between_nodes: str | None = None,
+    between_nodes: str | Link | None = None,
     shapes_only: bool = False,
     clock: Literal["real", "simulated"] = "real",
 ) -> Devices:
@@ -68,7 +68,7 @@ def gpus(
     link           a name in multigpu.LINKS, or a Link, between the GPUs; default: NVLink2
     memory         each GPU's capacity, in bytes or as text ("64MiB"); default: its model's
     gpus_per_node  the GPUs of one node, if there are several nodes
-    between_nodes  the link between nodes, a name in multigpu.NETWORKS
+    between_nodes  the link between nodes, a name in multigpu.NETWORKS, or a Link
     shapes_only    whether tensors have shapes but no numbers: for times and memory alone
     clock          what the program's own time.time() reads: "real" or "simulated"
 
@@ -121,7 +121,7 @@ def _options(
     link: str | Link | None,
     memory: int | str | None,
     gpus_per_node: int | None,
-    between_nodes: str | None,
+    between_nodes: str | Link | None,
     shapes_only: bool,
     clock: Literal["real", "simulated"],
 ) -> Options:

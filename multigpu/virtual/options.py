@@ -39,7 +39,7 @@ class Options:
     gpu            the GPU's name, one of GPUS, or a Gpu; or one for each of the GPUs
     link           the link inside a node, one of LINKS, or a Link
     gpus_per_node  the number of GPUs of a node; None: all GPUs are on one node
-    between_nodes  the link between nodes, one of NETWORKS; None if there is one node
+    between_nodes  the link between nodes, one of NETWORKS, or a Link; None: one node
     memory         each GPU's capacity in bytes; None: that of its model
     shapes_only    whether tensors have shapes but no numbers
     clock          which clock the program's own timing reads: "real" or "simulated"
@@ -59,7 +59,7 @@ class Options:
     gpu: str | Gpu | tuple[str | Gpu, ...] = "V100-16GB"
     link: str | Link = "NVLink2"
     gpus_per_node: int | None = None
-    between_nodes: str | None = None
+    between_nodes: str | Link | None = None
     memory: int | None = None
     shapes_only: bool = False
     clock: Literal["real", "simulated"] = "real"

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from commands import INSTRUMENTED, torchrun
 
-from multigpu import data
-
 STEPS = 5
 # name: ranks, global batch, micro-batches, images. The last batch is uneven: 3 images for 2
 # ranks; 4 for 3 ranks; 1 for 3 ranks, so that two of them have only repeats; 3 images for
@@ -23,20 +21,19 @@ CASES = {
 
 
 def serial_steps(kind: str, path, batch: int, lr: float = 0.05) -> list[list[torch.Tensor]]:
-    """The parameters after each step of a serial run, in plain torch (but for the model)."""
-    train, test = data.load(path)
+    """The parameters after each step of a serial run, with the script's data and model."""
+    train, _ = instrumented.lesson.read_digits(path)
     images, labels = train.tensors
     torch.manual_seed(0)
-    model = instrumented.MODELS[kind]((1, 8, 8), data.num_classes(train, test))
-    learning = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(learning, lr=lr, momentum=0.9)
+    model = instrumented.MODELS[kind]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     steps = []
     for rows in order.split(batch):
         optimizer.zero_grad()
         F.cross_entropy(model(images[rows]), labels[rows]).backward()
         optimizer.step()
-        steps.append([p.detach().clone() for p in learning])
+        steps.append([p.detach().clone() for p in model.parameters()])
     return steps
 
 
@@ -51,9 +48,9 @@ def largest_gap(folder, ranks: int, expected: list[list[torch.Tensor]]) -> float
     return max(gaps)
 
 
-def record(tmp_path, npz, case: str, kind: str, more: str = "") -> float:
+def record(tmp_path, few_digits, case: str, kind: str, more: str = "") -> float:
     ranks, batch, micro_batches, images = CASES[case]
-    path = npz(images)
+    path = few_digits(images)
     flags = ("--data", path, "--epochs", 1, "--batch-size", batch)
     flags += ("--accumulate", micro_batches, "--out", tmp_path / "out")
     plant = f"record={tmp_path},{kind}{more}"
@@ -69,38 +66,26 @@ def record(tmp_path, npz, case: str, kind: str, more: str = "") -> float:
     [(case, "plain") for case in CASES]
     + [(case, kind) for case in ("2 ranks", "3 ranks") for kind in ("tied", "frozen")],
 )
-def test_every_parameter_after_every_step(tmp_path, npz, case, kind):
-    assert record(tmp_path, npz, case, kind) < 1e-6
+def test_every_parameter_after_every_step(tmp_path, few_digits, case, kind):
+    assert record(tmp_path, few_digits, case, kind) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["2 ranks", "3 ranks"])
-def test_without_synchronisation_the_test_fails(tmp_path, npz, case):
-    assert record(tmp_path, npz, case, "plain", ",nosync") > 1e-4
+def test_without_synchronisation_the_test_fails(tmp_path, few_digits, case):
+    assert record(tmp_path, few_digits, case, "plain", ",nosync") > 1e-4
 
 
-def test_the_proof_holds_and_fails_when_it_must(tmp_path, npz):
-    flags = ("--data", npz(), "--epochs", 2, "--batch-size", 8, "--prove")
-    good = torchrun(2, INSTRUMENTED, *flags, "--out", tmp_path / "good")
-    assert good.returncode == 0, good.stdout
-    assert "limit 1e-05: holds" in good.stdout
-    bad = torchrun(2, INSTRUMENTED, *flags, "--out", tmp_path / "bad", PLANT="nosync")
-    assert bad.returncode != 0
-    assert "limit 1e-05: fails" in bad.stdout
-    metrics = json.loads((tmp_path / "bad" / "metrics.json").read_text())
-    assert metrics["proof"]["holds"] is False
-
-
-def test_loss_and_accuracy_are_those_of_all_images(tmp_path, npz):
+def test_loss_and_accuracy_are_those_of_all_images(tmp_path, few_digits):
     """35 training and 7 test images over 3 ranks, uneven both: each image counts once."""
-    path = npz()
+    path = few_digits()
     flags = ("--data", path, "--out", tmp_path, "--epochs", 1, "--batch-size", 9)
     done = torchrun(3, INSTRUMENTED, *flags)
     assert done.returncode == 0, done.stdout
-    reported = json.loads((tmp_path / "metrics.json").read_text())["epochs"][0]
+    reported = json.loads((tmp_path / "metrics.json").read_text())
 
-    train, test = data.load(path)
+    train, test = instrumented.lesson.read_digits(path)
     torch.manual_seed(0)
-    model = instrumented.CNN((1, 8, 8), 3)
+    model = instrumented.CNN()
     order = torch.randperm(35, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     total = 0.0
@@ -113,16 +98,15 @@ def test_loss_and_accuracy_are_those_of_all_images(tmp_path, npz):
         optimizer.step()
     assert reported["loss"] == pytest.approx(total / 35, abs=1e-5)
 
-    checkpoint = torch.load(tmp_path / "last.pt", weights_only=True)
-    model.load_state_dict(checkpoint["parts"]["model"])
+    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     images, labels = test.tensors
     hits = (model(images).argmax(1) == labels).sum().item()
-    assert reported["test_accuracy"] == pytest.approx(hits / 7)
+    assert reported["accuracy"] == pytest.approx(hits / 7)
 
 
-def test_micro_batches_do_not_cost_all_reduces(tmp_path, npz):
+def test_micro_batches_do_not_cost_all_reduces(tmp_path, few_digits):
     """The gradients fit in one bucket: one all-reduce a step, whatever its micro-batches."""
-    flags = ("--data", npz(32), "--epochs", 1, "--batch-size", 8, "--accumulate", 4)
+    flags = ("--data", few_digits(32), "--epochs", 1, "--batch-size", 8, "--accumulate", 4)
     plant = f"count={tmp_path / 'count'}"
     done = torchrun(2, INSTRUMENTED, *flags, "--out", tmp_path, PLANT=plant)
     assert done.returncode == 0, done.stdout

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import ROOT, planted, run, run_script, torchrun
+from commands import ROOT, planted, run_script
 
 from multigpu import files, metrics
 from multigpu.errors import UserError
@@ -37,12 +37,10 @@ def is_refused(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("stem", "flags"),
     [
-        ("PT_CNN_MultiGPU", ("--spawn", 2)),
-        ("PT_CNN_MultiGPU", "torchrun"),
         ("TF_CNN_MultiGPU", ()),
         ("PTL_multiGPU", ("--devices", 2, "--accelerator", "cpu")),
     ],
-    ids=["--spawn", "torchrun", "TensorFlow", "Trainer"],
+    ids=["TensorFlow", "Trainer"],
 )
 def test_a_failed_run_leaves_no_results_of_an_earlier_one(tmp_path, stem, flags):
     if stem.startswith("TF"):
@@ -53,27 +51,11 @@ def test_a_failed_run_leaves_no_results_of_an_earlier_one(tmp_path, stem, flags)
     (out / "last.pt").write_text("a checkpoint")
     assert "proof holds" in metrics.route_row("a route", out)
     script = planted(tmp_path, stem, BROKEN)
-    if flags == "torchrun":
-        done = torchrun(2, script, "--out", out)
-    else:
-        done = run_script(script, *flags, "--out", out)
+    done = run_script(script, *flags, "--out", out)
     assert done.returncode != 0 and "broken on purpose" in done.stdout, done.stdout
     assert is_refused(out)
     assert "proof holds" in metrics.route_row("a route", out / "earlier")
     assert (out / "last.pt").read_text() == "a checkpoint"
-
-
-@pytest.mark.slow
-def test_resume_keeps_the_results_of_the_run_that_it_continues(tmp_path, npz):
-    script = ROOT / "scripts/PT_CNN_MultiGPU.py"
-    flags = ("--data", npz(), "--batch-size", 8, "--out", tmp_path / "o")
-    assert run_script(script, *flags, "--epochs", 1).returncode == 0
-    # Refused: the checkpoint has another learning rate.
-    done = run_script(script, *flags, "--epochs", 2, "--resume", "--lr", 0.1)
-    assert done.returncode == 2, done.stdout
-    assert not is_refused(tmp_path / "o")
-    assert run_script(script, *flags, "--epochs", 2, "--resume").returncode == 0
-    assert len(metrics.finished_run(tmp_path / "o")["epochs"]) == 2
 
 
 WITH_LIBRARY = [
@@ -86,26 +68,3 @@ WITH_LIBRARY = [
 @pytest.mark.parametrize("path", WITH_LIBRARY, ids=lambda path: path.stem)
 def test_every_script_begins_by_launch_start_which_sets_results_aside(path: Path):
     assert re.search(r'if __name__ == "__main__":\n    launch\.start\(', path.read_text())
-
-
-SEMAPHORES = """
-import time
-
-def one_dies(*arguments):
-    if os.environ["RANK"] == "1":
-        time.sleep(0.5)
-        os._exit(7)
-    time.sleep(60)
-
-lesson.data.real_rows = one_dies
-"""
-
-
-@pytest.mark.slow
-def test_a_failed_spawn_leaves_no_semaphores(tmp_path, npz):
-    """A rank that is ended by a signal cannot free them, and Python would warn at its end."""
-    script = planted(tmp_path, "PT_CNN_MultiGPU", SEMAPHORES)
-    flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
-    done = run("python", script, "--spawn", 2, *flags, PYTHONPATH=ROOT)
-    assert "exit code 7" in done.stdout, done.stdout
-    assert "semaphore" not in done.stdout

@@ -1,4 +1,4 @@
-"""Lesson 05: DDP in 40 lines of plain torch, the experiments, and what the exercises say."""
+"""Lesson 05: DDP in 40 lines of plain torch, the script's proof, and the experiments."""
 
 import difflib
 import os
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import warm
 from commands import ROOT, run, run_script, torchrun
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from virtual_runs import virtual
 
-from multigpu import launch, vgpu
+from multigpu import launch, prove, vgpu
 from multigpu.errors import UserError
 from multigpu.vgpu.sim.event import Event
 
@@ -119,6 +120,110 @@ def test_five_of_the_changed_lines_are_text_or_a_workaround():
     words = ("import torch.distributed.nn.functional", "#", "del ddp")
     text = [line for line in added if line.lstrip('"') in docstring or line.startswith(words)]
     assert (len(added), len(text)) == (23, 5), added
+
+
+# ---- the script -----------------------------------------------------------------------------
+
+
+def proof(tmp_path, data: Path, right: str = "", wrong: str = "") -> prove.Proof:
+    """Two ranks with two micro-batches a step, one epoch and a step of the next.
+
+    35 images in batches of 8: the last batch has 3, and the sampler repeats an image.
+    """
+    text = SCRIPT.read_text()
+    assert right in text
+    path = tmp_path / "proved.py"
+    path.write_text(text.replace(right, wrong, 1))
+    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    flags = ("--data", str(data), "--batch-size", "8", "--accumulate", "2")
+    return prove.run([*launcher, str(path), *flags], steps=6, timeout=100)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_micro_batches_compute_what_one_gpu_computes(
+    in_forks, tmp_path, few_digits
+):
+    found = proof(tmp_path, few_digits())
+    assert found.verdict == "holds", str(found)
+
+
+@pytest.mark.slow
+def test_with_the_mean_over_a_ranks_own_images_the_proof_fails(in_forks, tmp_path, few_digits):
+    found = proof(
+        tmp_path, few_digits(), "loss * ranks / images_in_step", "loss / weight.sum()"
+    )
+    assert found.verdict == "fails", str(found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--batch-size", 9, "--accumulate", 2), "--batch-size must be a multiple of 2"),
+        (("--batch-size", 0), "--batch-size must be a multiple of 1"),
+        (("--data", "nowhere.npz"), "nowhere.npz"),
+        (("--resume", "nowhere.pt"), "nowhere.pt"),
+        (("--out", SCRIPT / "folder"), "folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, words):
+    done = run_script(SCRIPT, *flags, cwd=tmp_path)
+    assert done.returncode != 0
+    assert words in done.stdout and done.stdout.count("\n") == 1, done.stdout
+
+
+def test_a_run_is_resumed_with_its_own_settings_alone(tmp_path, few_digits):
+    flags = ("--data", few_digits(), "--batch-size", 7, "--out", tmp_path)
+    assert run_script(SCRIPT, *flags, "--epochs", 1).returncode == 0
+    resume = ("--resume", tmp_path / "last.pt", "--epochs", 2)
+    done = run_script(SCRIPT, *flags, *resume, "--lr", 0.1)
+    assert done.returncode != 0
+    assert "'lr': 0.05" in done.stdout and done.stdout.count("\n") == 1, done.stdout
+    assert run_script(SCRIPT, *flags, *resume).returncode == 0
+
+
+def test_a_loss_that_is_no_number_is_not_saved(tmp_path, few_digits):
+    flags = ("--data", few_digits(), "--batch-size", 7, "--out", tmp_path / "out")
+    done = run_script(SCRIPT, *flags, "--lr", "1e38")
+    assert done.returncode != 0 and "lower --lr" in done.stdout, done.stdout
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, (0, 1, 0)),
+        ({"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1}, (3, 4, 1)),
+        # A batch job's shell is one process; srun adds the number of its tasks.
+        ({"SLURM_PROCID": 0, "SLURM_NTASKS": 4, "SLURM_LOCALID": 0}, (0, 1, 0)),
+        ({"SLURM_PROCID": 3, "SLURM_STEP_NUM_TASKS": 4, "SLURM_LOCALID": 1}, (3, 4, 1)),
+    ],
+    ids=["alone", "torchrun", "sbatch", "srun"],
+)
+def test_the_rank_comes_from_the_launcher(variables, found):
+    program = "from PT_CNN_MultiGPU import find_rank; print(*find_rank())"
+    environment = {"PYTHONPATH": SCRIPT.parent, **variables}
+    done = run(warm.python(), "-c", program, **environment)
+    assert done.stdout.split() == [str(number) for number in found], done.stdout
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [(2, 1), (1, 0)])
+def test_a_rank_takes_the_gpu_of_its_local_rank(tmp_path, gpus, chosen):
+    """Rank 3 of 4, the second on its node; srun can show it its own GPU alone."""
+    program = (
+        "import torch, torch.distributed as dist, PT_CNN_MultiGPU as lesson\n"
+        "dist.init_process_group = lambda *arguments, **keywords: None\n"
+        "print(lesson.join(3, 4, 1), torch.cuda.current_device())\n"
+    )
+    (tmp_path / "rank.py").write_text(program)
+    environment = {"PYTHONPATH": SCRIPT.parent, "MASTER_PORT": 1}
+    done = virtual(tmp_path, "--gpus", gpus, "rank.py", **environment)
+    assert f"cuda:{chosen} {chosen}\n" in done.stdout, done.stdout
+
+
+def test_several_ranks_need_an_address(tmp_path):
+    variables = {"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 0}
+    done = run_script(SCRIPT, cwd=tmp_path, **variables)
+    assert done.returncode != 0 and done.stdout.startswith("Export MASTER_ADDR"), done.stdout
 
 
 # ---- the notebook's experiments -------------------------------------------------------------
@@ -265,30 +370,3 @@ def gradients_of_uneven_ranks() -> list[float]:
 @pytest.mark.slow
 def test_join_sends_zeros_and_divides_by_all_ranks():
     assert launch.call(gradients_of_uneven_ranks, 2) == [[1, 1, 0.5], [1, 1]]
-
-
-# ---- what the exercises say -----------------------------------------------------------------
-
-
-def test_the_exercises_name_text_of_the_script():
-    page = (PAGE / "README.md").read_text()
-    script = SCRIPT.read_text()
-    for text in (
-        'sampler.set_epoch(position["epoch"])',
-        "loss * world.size / images_in_step",
-        "evaluate(run, test)",
-    ):
-        assert f"`{text}`" in page
-        assert script.count(text) == 1, text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "batch", "verdict"), [(2, 64, "fails"), (3, 1437, "holds")])
-def test_exercise_2_the_mean_of_own_images(tmp_path, ranks, batch, verdict):
-    """It is wrong only if the ranks' shards of a batch differ in size."""
-    right, wrong = "loss * world.size / images_in_step", "loss / real.sum()"
-    path = tmp_path / "exercise.py"
-    path.write_text(SCRIPT.read_text().replace(right, wrong))
-    flags = ("--epochs", 2, "--batch-size", batch, "--prove", "--out", tmp_path / "out")
-    done = run_script(path, "--spawn", ranks, *flags)
-    assert f"limit 1e-05: {verdict}" in done.stdout

@@ -13,7 +13,7 @@ ROUTES = {
     "PT_CNN_ModelParallel": ("--micro-batches", 2),
     "PT_CNN_Pipeline": ("--micro-batches", 4),
     "PT_CNN_DDPSpawn": ("--nprocs", 2),
-    "PT_CNN_MultiGPU": ("--spawn", 2),
+    "PT_CNN_MultiGPU": (),
     "PT_CNN_Elastic": (),
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
@@ -22,7 +22,7 @@ ROUTES = {
     "PTL_Precision": ("--devices", 3),
     "PT_CNN_Scaling": ("--spawn", 2),
 }
-RANKS = {"PT_CNN_Pipeline": 3}  # of scripts that torchrun starts
+RANKS = {"PT_CNN_Pipeline": 3, "PT_CNN_MultiGPU": 2}  # of scripts that torchrun starts
 # Scripts that need virtual GPUs, and how many.
 GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}
 FLAGS = ("--epochs", 3, "--lr", 0.1)

@@ -1,23 +1,14 @@
 """A killed run resumes to the same result; a rank that dies ends the run with its cause."""
 
+import json
 import time
 
 import instrumented
-import psutil
 import pytest
 import torch
-import warm
-from commands import INSTRUMENTED, SCRIPT, run, run_script, torchrun
+from commands import INSTRUMENTED, planted, run_script, torchrun
 
-from multigpu import data
-
-FLAGS = ("--epochs", 2, "--batch-size", 8, "--save-every", 2)  # 5 steps an epoch on 35 images
-
-
-def start(how: str, ranks: int, *flags, **environment):
-    if how == "torchrun":
-        return torchrun(ranks, INSTRUMENTED, *flags, **environment)
-    return run_script(INSTRUMENTED, "--spawn", ranks, *flags, **environment)
+BATCH = ("--batch-size", 8)  # 5 steps an epoch on 35 images
 
 
 def same(one, other) -> bool:
@@ -29,105 +20,92 @@ def same(one, other) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.mark.parametrize(("step", "kind"), [(3, "plain"), (5, "dropout"), (8, "dropout")])
-def test_resume_after_a_kill_is_the_uninterrupted_run_to_the_bit(tmp_path, npz, step, kind):
-    """Killed within epoch 1, just before it is saved, and within epoch 2.
+def test_resume_after_a_kill_is_the_uninterrupted_run_to_the_bit(tmp_path, few_digits):
+    """Rank 1 is killed in epoch 2. Dropout shows that its random numbers are the same, too."""
+    flags = ("--data", few_digits(), "--epochs", 3, *BATCH)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = torchrun(2, INSTRUMENTED, *flags, "--out", whole, PLANT="dropout")
+    assert done.returncode == 0, done.stdout
 
-    Dropout shows that the random numbers continue where they were.
-    """
-    flags = ("--data", npz(), *FLAGS)
-    whole_folder = tmp_path / "whole"
-    cut_folder = tmp_path / "cut"
-    assert start("spawn", 2, *flags, "--out", whole_folder, PLANT=kind).returncode == 0
+    plant = {"PLANT": "kill=1:8,dropout", "DEATH": tmp_path / "death"}
+    killed = torchrun(2, INSTRUMENTED, *flags, "--out", cut, **plant)
+    assert killed.returncode != 0 and "SIGKILL" in killed.stdout, killed.stdout
+    assert [path.name for path in cut.iterdir()] == ["last.pt"]
 
-    plant = {"PLANT": f"kill=1:{step},{kind}", "DEATH": tmp_path / "death"}
-    killed = start("spawn", 2, *flags, "--out", cut_folder, **plant)
-    assert killed.returncode == 128 + 9, killed.stdout
-    early = torch.load(cut_folder / "last.pt", weights_only=True)["position"]
-    steps_saved = early["epoch"] * 5 + early["step"]
-    assert steps_saved in (step - 1, step - 2), "the kill came at another step"
-
-    resumed = start("spawn", 2, *flags, "--out", cut_folder, "--resume", PLANT=kind)
+    more = ("--out", cut, "--resume", cut / "last.pt")
+    resumed = torchrun(2, INSTRUMENTED, *flags, *more, PLANT="dropout")
     assert resumed.returncode == 0, resumed.stdout
-    announced = f"resumed from {cut_folder / 'last.pt'}: {early['epoch']} epoch"
-    assert announced in resumed.stdout
-    whole = torch.load(whole_folder / "last.pt", weights_only=True)
-    cut = torch.load(cut_folder / "last.pt", weights_only=True)
-    assert same(whole["parts"], cut["parts"])
-    for a, b in zip(whole["random"], cut["random"], strict=True):
-        assert same(a["torch"], b["torch"])
-    whole_losses = [row["loss"] for row in whole["position"]["history"]]
-    cut_losses = [row["loss"] for row in cut["position"]["history"]]
-    assert whole_losses == pytest.approx(cut_losses, abs=1e-12)
+    assert "epoch 1:" not in resumed.stdout and "epoch 2:" in resumed.stdout
+    for name in ("last.pt", "model.pt"):
+        assert same(*(torch.load(folder / name, weights_only=True) for folder in (whole, cut)))
+    assert (cut / "metrics.json").read_text() == (whole / "metrics.json").read_text()
 
 
-def test_a_checkpoint_that_is_done_already_and_one_that_is_not_there_yet(tmp_path, npz):
-    flags = ("--data", npz(), "--batch-size", 8, "--out", tmp_path / "o", "--resume")
-    assert "no checkpoint in" in start("spawn", 1, *flags, "--epochs", 2).stdout
-    done = start("spawn", 1, *flags, "--epochs", 1)
-    assert done.returncode == 0, done.stdout
-    assert "2 epochs done, and --epochs 1 asks for no more" in done.stdout
+def test_a_run_resumes_with_another_number_of_ranks_and_micro_batches(tmp_path, few_digits):
+    """A batch of 12 images: 2 ranks × 1 micro-batch, then 3 ranks × 2 micro-batches."""
+    flags = ("--data", few_digits(), "--batch-size", 12, "--out", tmp_path)
+    losses = []
+    for ranks, more in (
+        (1, ("--epochs", 2)),
+        (2, ("--epochs", 1)),
+        (3, ("--epochs", 2, "--accumulate", 2, "--resume", tmp_path / "last.pt")),
+    ):
+        done = torchrun(ranks, INSTRUMENTED, *flags, *more)
+        assert done.returncode == 0, done.stdout
+        losses.append(json.loads((tmp_path / "metrics.json").read_text())["loss"])
+    assert losses[2] == pytest.approx(losses[0], abs=1e-6)
 
 
-def test_each_rank_draws_random_numbers_of_its_own(tmp_path, npz):
+SEEDS = """
+def train_epoch(*arguments):
+    os.write(1, b"seed %d\\n" % torch.initial_seed())
+    return 1.0
+
+lesson.train_epoch = train_epoch
+"""
+
+
+def test_each_rank_and_each_epoch_draws_random_numbers_of_its_own(tmp_path, few_digits):
     """The weights are made from one seed; dropout must drop other numbers on each rank."""
-    flags = ("--data", npz(), "--epochs", 1, "--batch-size", 8, "--out", tmp_path)
-    done = start("spawn", 2, *flags, PLANT="dropout")
+    script = planted(tmp_path, "PT_CNN_MultiGPU", SEEDS)
+    done = torchrun(2, script, "--data", few_digits(), "--epochs", 2, *BATCH, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    first, second = torch.load(tmp_path / "last.pt", weights_only=True)["random"]
-    assert not torch.equal(first["torch"], second["torch"])
+    seeds = [line for line in done.stdout.splitlines() if line.startswith("seed")]
+    assert len(seeds) == len(set(seeds)) == 4, done.stdout
 
 
-def test_a_kill_between_two_saves_leaves_the_checkpoint_alone(tmp_path, npz):
-    flags = ("--data", npz(), *FLAGS, "--out", tmp_path / "o")
-    start("spawn", 2, *flags, PLANT="kill=0:4", DEATH=tmp_path / "death")
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["last.pt"]
+HALF = """
+import signal
+save = torch.save
+
+def half(content, target):
+    if os.path.exists("results/PT_CNN_MultiGPU/last.pt"):
+        target.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(content, target)
+
+torch.save = half
+"""
 
 
-@pytest.mark.parametrize("how", ["torchrun", "spawn"])
+def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before_it(tmp_path, few_digits):
+    script = planted(tmp_path, "PT_CNN_MultiGPU", HALF)
+    done = run_script(script, "--data", few_digits(), "--epochs", 3, *BATCH, cwd=tmp_path)
+    assert done.returncode == -9, done.stdout
+    last = torch.load(tmp_path / "results/PT_CNN_MultiGPU/last.pt", weights_only=True)
+    assert len(last["history"]) == 1
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, npz, how, rank):
+def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, few_digits, rank):
     death = tmp_path / "death"
-    flags = ("--data", npz(), "--batch-size", 9, "--out", tmp_path)
-    done = start(how, 3, *flags, PLANT=f"raise={rank}:2", DEATH=death)
+    flags = ("--data", few_digits(), "--batch-size", 9, "--out", tmp_path / "out")
+    done = torchrun(3, INSTRUMENTED, *flags, PLANT=f"raise={rank}:2", DEATH=death)
     assert time.time() - float(death.read_text()) < 15
-    assert done.returncode not in (0, 2)
-    # the traceback of the rank that died
-    assert 'raise RuntimeError("planted fault")' in done.stdout
-    if how == "torchrun":
-        # torchrun's own summary has the traceback, too
-        assert "To enable traceback see" not in done.stdout
-    if how == "spawn":
-        assert f"rank {rank} died" in done.stdout
-        # the other ranks' failures would hide the cause
-        assert "Connection closed by peer" not in done.stdout
-
-
-def test_torchrun_starts_the_ranks_again(tmp_path, npz):
-    """torchrun's store stays: what the first start wrote must not disturb the second."""
-    (tmp_path / "once.py").write_text(
-        "import os, sys, runpy\n"
-        "if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    from torch.optim.optimizer import register_optimizer_step_post_hook as hook\n"
-        "    hook(lambda *_: 1 / 0)\n"
-        "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    flags = ("--data", npz(), *FLAGS, "--prove", "--resume", "--out", tmp_path / "out")
-    local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-    once = tmp_path / "once.py"
-    done = run(warm.torchrun(), *local, "--max-restarts=1", once, SCRIPT, *flags)
-    assert done.returncode == 0, done.stdout
-    assert "ZeroDivisionError" in done.stdout
-    assert "holds" in done.stdout
-
-
-def test_a_checkpoint_within_an_epoch_that_is_not_asked_for(tmp_path, npz):
-    flags = ("--data", npz(), "--batch-size", 8, "--save-every", 2, "--out", tmp_path / "o")
-    start("spawn", 1, *flags, "--epochs", 2, PLANT="kill=0:8", DEATH=tmp_path / "death")
-    done = start("spawn", 2, *flags, "--epochs", 1, "--resume")
-    assert done.returncode == 2, done.stdout
-    assert done.stdout.count("1 epoch and 2 steps done") == 1
-    assert "give --epochs 2 or more" in done.stdout
+    assert done.returncode != 0
+    report = done.stdout.partition("Root Cause")[2]
+    assert f"rank      : {rank} " in report, done.stdout
+    assert 'raise RuntimeError("planted fault")' in report, done.stdout
 
 
 def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
@@ -149,52 +127,27 @@ def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
     assert time.time() - began < 30
 
 
-def test_the_script_leaves_no_process_behind(tmp_path, npz):
-    """Identified by their environment: a spawned rank's command line is not specific."""
-    death = tmp_path / "death"
-    flags = ("--data", npz(), *FLAGS, "--out", tmp_path / "out")
-    start("spawn", 2, *flags, PLANT="kill=1:2", DEATH=death)
-    assert death.exists()
-    left = [
-        process
-        for process in psutil.process_iter(["environ"])
-        if (process.info["environ"] or {}).get("DEATH") == str(death)
-    ]
-    assert not left
-
-
-def test_a_run_resumes_with_another_number_of_ranks_and_micro_batches(tmp_path, npz):
-    """A global batch of 12 images: 2 ranks × 1 micro-batch, then 3 ranks × 2 micro-batches."""
-    flags = ("--data", npz(), "--epochs", 2, "--batch-size", 12, "--save-every", 2)
-    flags += ("--out", tmp_path / "o")
-    start("spawn", 2, *flags, PLANT="kill=1:3", DEATH=tmp_path / "death")
-    done = start("spawn", 3, *flags, "--accumulate", 2, "--resume", "--prove")
-    assert done.returncode == 0, done.stdout
-    assert "holds" in done.stdout
-
-
-def test_evaluation_is_without_dropout(tmp_path, npz):
+def test_evaluation_is_without_dropout(tmp_path, few_digits):
     """The reported accuracy is that of the model without dropout, to the last of 70 images."""
-    path = npz(35, 70)
-    flags = ("--data", path, "--epochs", 1, "--batch-size", 8, "--out", tmp_path)
-    done = start("spawn", 2, *flags, PLANT="dropout")
+    path = few_digits(35, 70)
+    flags = ("--data", path, "--epochs", 1, *BATCH, "--out", tmp_path)
+    done = torchrun(2, INSTRUMENTED, *flags, PLANT="dropout")
     assert done.returncode == 0, done.stdout
-    content = torch.load(tmp_path / "last.pt", weights_only=True)
-    _, test = data.load(path)
-    model = instrumented.Dropout((1, 8, 8), 3).eval()
-    model.load_state_dict(content["parts"]["model"])
+    _, test = instrumented.lesson.read_digits(path)
+    model = instrumented.Dropout().eval()
+    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     hits = (model(test.tensors[0]).argmax(1) == test.tensors[1]).double().mean().item()
-    assert content["position"]["history"][0]["test_accuracy"] == pytest.approx(hits)
+    reported = json.loads((tmp_path / "metrics.json").read_text())
+    assert reported["accuracy"] == pytest.approx(hits)
 
 
-def test_16_bit_is_not_32_bit(tmp_path, npz):
+def test_16_bit_is_not_32_bit(tmp_path, few_digits):
     """With --amp the loss is another number, within 5%."""
     losses = []
-    flags = ("--data", npz(), "--epochs", 2, "--batch-size", 8, "--out", tmp_path)
+    flags = ("--data", few_digits(), "--epochs", 2, *BATCH, "--out", tmp_path)
     for more in ((), ("--amp",)):
-        done = start("spawn", 1, *flags, *more)
+        done = run_script(INSTRUMENTED, *flags, *more)
         assert done.returncode == 0, done.stdout
-        content = torch.load(tmp_path / "last.pt", weights_only=True)
-        losses.append(content["position"]["history"][-1]["loss"])
+        losses.append(json.loads((tmp_path / "metrics.json").read_text())["loss"])
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)

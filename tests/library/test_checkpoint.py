@@ -79,6 +79,28 @@ def test_another_model_and_other_settings(tmp_path):
         make(tmp_path / "a.pt", settings={"--seed": 1}).load("")
 
 
+def test_an_optimizer_of_other_parameters(tmp_path):
+    made = make(tmp_path / "a.pt")
+    made.parts["optimizer"] = torch.optim.Adam(made.parts["model"][0].parameters())
+    made.save({})
+    with pytest.raises(UserError, match=r"another model: .* \[2\] parameters .* \[4\]"):
+        make(tmp_path / "a.pt").load("")
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder: .*last\.pt"):
+        make(tmp_path / "a.pt").load(tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+    made = make(tmp_path / "a.pt")
+    made.save({"epoch": 1})
+    torch.nn.init.constant_(made.parts["model"][0].bias, float("nan"))
+    with pytest.raises(UserError, match=r"not finite .* lower --lr"):
+        made.save({"epoch": 2})
+    assert make(tmp_path / "a.pt").load("") == {"epoch": 1}
+
+
 def test_a_checkpoint_cannot_run_code(tmp_path):
     class Evil:
         def __reduce__(self):

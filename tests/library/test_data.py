@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from commands import SCRIPT, run_script
+from commands import SUPPORT, run_script
 
 from multigpu import data
 from multigpu.errors import UserError
@@ -72,6 +72,21 @@ def test_a_file_that_does_not_fit(tmp_path, npz, change, words):
         data.load(tmp_path / "bad.npz")
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"not a zip at all"])
+def test_a_file_that_is_no_npz(tmp_path, content):
+    (tmp_path / "bad.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.npz is not a readable"):
+        data.load(tmp_path / "bad.npz")
+
+
+def test_an_npz_without_labels(tmp_path, npz):
+    arrays = dict(np.load(npz()))
+    del arrays["y_test"]
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(UserError, match="no array y_test"):
+        data.load(tmp_path / "bad.npz")
+
+
 def test_a_compressed_file_with_damaged_bytes(tmp_path, npz):
     np.savez_compressed(tmp_path / "bad.npz", **np.load(npz()))
     content = bytearray((tmp_path / "bad.npz").read_bytes())
@@ -112,7 +127,7 @@ def test_one_download_per_node_for_any_number_of_ranks(tmp_path, npz):
             "--out",
             tmp_path / "out",
         )
-        done = run_script(SCRIPT, *flags)
+        done = run_script(SUPPORT / "library_script.py", *flags)
         server.shutdown()
     assert done.returncode == 0, done.stdout
     assert requests == ["/small.npz"]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import ROOT, planted, run, run_script, torchrun
+from commands import ROOT, SUPPORT, planted, run, run_script, torchrun
 
 from multigpu import launch
 from multigpu.errors import UserError
@@ -140,7 +140,6 @@ LITTLE = f"from multigpu.launch import room\nroom.available_memory = lambda: {GI
 @pytest.mark.parametrize(
     ("stem", "flags"),
     [
-        ("PT_CNN_MultiGPU", ("--spawn", 99)),
         ("PTL_Strategies", ("--strategy", "ddp", "--ranks", 99)),
         ("PTL_multiGPU", ("--devices", 99, "--accelerator", "cpu")),
         ("TF_CNN_MultiNode", ("--spawn", 99)),
@@ -156,12 +155,20 @@ def test_a_script_refuses_what_memory_cannot_hold(tmp_path, stem: str, flags: tu
     assert "99 processes" in error and fewer in error
 
 
+def library_script(folder: Path, fault: str) -> Path:
+    """Write library_script.py with `fault` before its start; return the path."""
+    text = (SUPPORT / "library_script.py").read_text()
+    begin, start, end = text.partition("if __name__ ==")
+    (folder / "script.py").write_text(f"{begin}{fault}\n\n{start}{end}")
+    return folder / "script.py"
+
+
 ONE_CORE = "from multigpu.launch import room\nroom.available_cores = lambda: 1\n"
 
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_are_warned_about_once(tmp_path, npz):
-    script = planted(tmp_path, "PT_CNN_MultiGPU", ONE_CORE)
+    script = library_script(tmp_path, ONE_CORE)
     flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
     done = torchrun(2, script, *flags)
     assert done.returncode == 0, done.stdout
@@ -174,14 +181,14 @@ def test_ranks_of_torchrun_are_warned_about_once(tmp_path, npz):
 def test_an_estimate_is_not_above_what_a_rank_uses(tmp_path, npz):
     """Otherwise a run would be refused for which there is memory. Really started ranks."""
     fault = """
-original = lesson.metrics.report
+original = metrics.report
 def report(*arguments, **keywords):
     status = open("/proc/self/status").read()
     print("alone", status.partition("RssAnon:")[2].split()[0], flush=True)
     original(*arguments, **keywords)
-lesson.metrics.report = report
+metrics.report = report
 """
-    script = planted(tmp_path, "PT_CNN_MultiGPU", fault)
+    script = library_script(tmp_path, fault)
     flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
     done = run("python", script, "--spawn", 2, *flags, PYTHONPATH=ROOT)
     kib = int(done.stdout.partition("alone ")[2].split()[0])

@@ -5,7 +5,7 @@ import pty
 import sys
 
 import pytest
-from commands import SCRIPT, clean_environment, run
+from commands import ROOT, SUPPORT, clean_environment, run
 
 from multigpu.terminal import announce
 
@@ -55,7 +55,9 @@ def test_a_terminal_has_one_and_a_notebook_has_none(at_a_terminal):
 @pytest.mark.slow
 def test_spawn_says_what_starts(at_a_terminal, tmp_path, npz):
     flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
-    text = at_a_terminal(sys.executable, SCRIPT, "--spawn", 2, "--prove", *flags)
+    script = SUPPORT / "library_script.py"
+    command = (sys.executable, script, "--spawn", 2, "--prove", *flags)
+    text = at_a_terminal(*command, PYTHONPATH=str(ROOT))
     assert text.startswith("starting 2 ") and "test accuracy" in text, text
     assert 0 < text.find("serially for 1 epoch") < text.find("max difference"), text
     assert "\n    1 " in text.replace("\r", "\n"), "a bar leaves the table as it is"

@@ -307,18 +307,9 @@ def test_scripts_without_tensorflow_say_what_to_install(without_tensorflow, tmp_
 
 
 def test_other_lessons_run_without_it(without_tensorflow, npz, tmp_path):
-    script = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
-    done = run(
-        "python",
-        script,
-        "--data",
-        npz(),
-        "--epochs",
-        1,
-        "--out",
-        tmp_path / "out",
-        **without_tensorflow,
-    )
+    script = ROOT / "scripts" / "PTL_multiGPU.py"
+    flags = ("--data", npz(), "--epochs", 1, "--out", tmp_path / "out")
+    done = run("python", script, *flags, **without_tensorflow)
     assert done.returncode == 0, done.stdout
 
 

@@ -9,7 +9,7 @@ from commands import ROOT
 
 from multigpu.course import LESSONS
 from multigpu.errors import UserError
-from multigpu.notebooks import footers
+from multigpu.notebooks import footers, source
 
 
 def test_footers_and_tables_are_up_to_date():
@@ -37,8 +37,8 @@ def test_every_notebook_links_to_its_page_and_its_neighbours():
     stems = [one.stem for lesson in LESSONS for one in lesson.notebooks]
     for lesson in LESSONS:
         for one in lesson.notebooks:
-            script = (ROOT / "scripts" / f"{one.stem}.py").read_text()
-            footer = script.rpartition("# %%")[2]
+            notebook = json.loads((ROOT / "notebooks" / f"{one.stem}.ipynb").read_text())
+            footer = "".join(notebook["cells"][-1]["source"])
             assert f"../lessons/{lesson.slug}/README.md" in footer
             place = stems.index(one.stem)
             for other in stems[max(0, place - 1) : place] + stems[place + 1 : place + 2]:
@@ -60,10 +60,28 @@ def test_every_notebook_says_after_its_title_how_to_run_it():
     for lesson in LESSONS:
         for one in lesson.notebooks:
             path = ROOT / "notebooks" / f"{one.stem}.ipynb"
-            title, how_to_run, *rest = json.loads(path.read_text())["cells"]
-            assert title["source"][0].startswith(f"# {lesson.number}"), path.stem
-            assert "folded" in "".join(how_to_run["source"]), path.stem
-            assert not any("Shift+Enter" in "".join(cell["source"]) for cell in rest)
+            texts = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+            assert texts[0].startswith(f"# {lesson.number}"), path.stem
+            assert sum("Shift+Enter" in text for text in texts[:2]) == 1, path.stem
+            assert not any("Shift+Enter" in text for text in texts[2:])
+            folded = any("source_hidden" in line for line in path.read_text().splitlines())
+            assert folded == (source.path_of(one.stem, ROOT) is None), "nothing is folded"
+
+
+NEW_FORM = [
+    lesson for lesson in LESSONS if source.path_of(lesson.notebooks[0].stem, ROOT) is not None
+]
+
+
+@pytest.mark.parametrize("lesson", NEW_FORM, ids=lambda lesson: lesson.slug)
+def test_a_page_is_a_door(lesson):
+    """At most 40 lines, and the links below them; figures are in the notebook alone."""
+    text = (ROOT / "lessons" / lesson.slug / "README.md").read_text()
+    body = text.partition(footers.PAGE_FOOTER)[0].rstrip()
+    assert len(body.splitlines()) <= 40 and "<!--" not in body
+    for link in ("../troubles.md", "../claims.md", "exercise.ipynb"):
+        assert f"({link})" in body, link
+    assert "vgpu" not in text
 
 
 @pytest.fixture
@@ -78,7 +96,7 @@ def course(tmp_path):
 
 def test_a_lost_footer_and_a_changed_table_are_written_again(course):
     page = course / "lessons" / "02-data-parallel" / "README.md"
-    script = course / "scripts" / "PT_CNN_Pipeline.py"
+    script = course / "scripts" / "TF_CNN_MultiGPU.py"
     syllabus = course / "lessons" / "README.md"
     texts = {path: path.read_text() for path in (page, script, syllabus)}
     page.write_text(texts[page].partition("\n<!-- footer")[0])

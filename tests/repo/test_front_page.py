@@ -10,7 +10,7 @@ from threading import Thread
 from zipfile import ZipFile
 
 import pytest
-from commands import ROOT, clean_environment, run, run_script
+from commands import ROOT, clean_environment, run
 
 pytestmark = pytest.mark.slow
 
@@ -37,30 +37,25 @@ def test_figures_are_those_of_the_reports():
 
 
 def test_make_run_prints_what_the_front_page_says(tmp_path):
-    """The lines, the accuracy and the proof, without the speeds."""
-    flags = ("--spawn", "auto", "--prove", "--out", tmp_path)
-    done = run_script(ROOT / "scripts" / "PT_CNN_MultiGPU.py", *flags)
+    """On a machine without GPUs; the environment is installed."""
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    installed = f"{sys.prefix}/installed"
+    command = ("make", "-f", ROOT / "Makefile", "run", f"VENV={sys.prefix}", "-o", installed)
+    # The tests hide a machine's GPUs by a variable with which prove uses no virtual ones.
+    done = run("env", "-u", "CUDA_VISIBLE_DEVICES", *command, cwd=tmp_path, PYTHONPATH=ROOT)
     assert done.returncode == 0, done.stdout
-    shown = README[README.index("device: 2 ×") :]
+    shown = README[README.index("2 × cpu") :]
     shown = shown[: shown.index("```")]
-    for line in filter(str.strip, shown.splitlines()):
-        if line.startswith("device: "):
-            assert re.search(r"^device: \d+ × ", done.stdout, re.M)
-        elif line.startswith("proof: "):
-            what = line[: line.index("max difference")]
-            assert re.search(
-                re.escape(what) + r"max difference \S+, limit 1e-05: holds", done.stdout
-            )
-        elif re.match(r"\s+\d+ ", line):
-            epoch, loss, accuracy, _ = line.split()
-            assert re.search(rf"^\s+{epoch}\s+{loss}\s+{accuracy}\s", done.stdout, re.M)
+    for line in shown.splitlines():
+        if line.startswith("proof: "):
+            words = r"2 ranks equal 1 GPU in 25 steps: .*: holds"
+            assert re.search(f"^proof: {words}$", done.stdout, re.MULTILINE)
         elif line.strip() != "…":
-            assert line in done.stdout
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"last.pt", "metrics.json", "training.png"}
-    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["proof"]["holds"] and len(metrics["epochs"]) == 10
+            assert line in done.stdout.splitlines()
+    written = {path.name for path in (tmp_path / "results/PT_CNN_MultiGPU").iterdir()}
+    assert written == {"last.pt", "metrics.json", "model.pt"}
+    metrics = json.loads((tmp_path / "results/PT_CNN_MultiGPU/metrics.json").read_text())
+    assert f"{metrics['accuracy']:.4f}" in shown and len(metrics["epochs"]) == 10
 
 
 # ---- make install --------------------------------------------------------------------------

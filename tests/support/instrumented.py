@@ -23,18 +23,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import PT_CNN_MultiGPU as lesson
 
-from multigpu import launch
-from multigpu.models import CNN
-
 ITEMS = [item for item in os.environ.get("PLANT", "").split(",") if item]
 PLANT = {name: value for name, _, value in (item.partition("=") for item in ITEMS)}
+CNN = lesson.CNN
 
 
 class Tied(CNN):
     """conv3 and conv4 share one weight."""
 
-    def __init__(self, image_shape=(1, 8, 8), classes=10):
-        super().__init__(image_shape, classes)
+    def __init__(self):
+        super().__init__()
         self.conv3 = torch.nn.Conv2d(32, 32, 3, padding=1)
         self.conv4 = torch.nn.Conv2d(32, 32, 3, padding=1)
         self.conv4.weight = self.conv3.weight
@@ -46,8 +44,8 @@ class Tied(CNN):
 
 
 class Frozen(CNN):
-    def __init__(self, image_shape=(1, 8, 8), classes=10):
-        super().__init__(image_shape, classes)
+    def __init__(self):
+        super().__init__()
         self.conv2.requires_grad_(False)
 
 
@@ -102,4 +100,4 @@ lesson.DDP = PlantedDDP
 lesson.CNN = next((MODELS[name] for name in MODELS if name in PLANT), CNN)
 
 if __name__ == "__main__":
-    launch.start(lesson.main, lesson.parse())
+    lesson.main(lesson.parse())

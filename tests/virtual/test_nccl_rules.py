@@ -120,6 +120,28 @@ print(json.dumps([got, given.tolist(), own.tolist(), dist.get_process_group_rank
     assert third == [[], [1.0] * 3, [2.0] * 3, [2]]
 
 
+def test_the_messages_of_a_batch_keep_their_order(tmp_path):
+    """Two to one rank, beside one that comes back: which is first differs on the ranks."""
+    _, got = results(
+        tmp_path,
+        """
+start()
+got = []
+for _ in range(10):
+    first, second, back = full(0), full(0), full(0)
+    if rank == 0:
+        batch = [(dist.isend, full(1)), (dist.isend, full(2)), (dist.irecv, back)]
+    else:
+        batch = [(dist.isend, full(3)), (dist.irecv, first), (dist.irecv, second)]
+    for work in dist.batch_isend_irecv([dist.P2POp(*each, 1 - rank) for each in batch]):
+        work.wait()
+    got.append([first.item(), second.item()])
+print(json.dumps(got))
+""",
+    )
+    assert got == [[1.0, 2.0]] * 10
+
+
 # (what differs, the program after `start()`, what rank 0's report says, the likely mistake)
 STAND_STILL = {
     "a collective under a condition": (
