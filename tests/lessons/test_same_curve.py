@@ -23,7 +23,8 @@ ROUTES = {
     "PT_CNN_Scaling": ("--spawn", 2),
 }
 RANKS = {"PT_CNN_Pipeline": 3}  # of scripts that torchrun starts
-GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}  # of scripts that need some: virtual ones
+# Of scripts that need some: virtual ones.
+GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}
 FLAGS = ("--epochs", 3, "--lr", 0.1)
 
 
