@@ -2,7 +2,8 @@
 
     python scripts/PT_CNN_ModelParallel.py                        on a machine with two GPUs
     multigpu virtual --gpus 2 scripts/PT_CNN_ModelParallel.py     on a laptop
-    multigpu prove --gpus 2 scripts/PT_CNN_ModelParallel.py       does it equal one GPU?
+    multigpu prove --gpus 2 --reference scripts/PT_CNN_SingleGPU.py \\
+        scripts/PT_CNN_ModelParallel.py                           does it equal one GPU?
     sbatch slurm/PT_CNN_ModelParallel.slurm                       on a cluster
 
 Needs torch and scikit-learn. To begin your own work, copy this file.
