@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from virtual_runs import virtual
 
-from multigpu import launch, prove, vgpu
+import multigpu
+from multigpu import launch, prove
 from multigpu.errors import UserError
 from multigpu.vgpu.sim.event import Event
 
@@ -229,6 +230,14 @@ def test_several_ranks_need_an_address(tmp_path):
 # ---- the notebook's experiments -------------------------------------------------------------
 
 
+def test_changed_lines_are_counted_without_the_lines_around_them(experiments, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("a\nb\nc\n")
+    other.write_text("a\nB\nc\nd\n")
+    assert experiments.changed_lines(one, other) == ["-b", "+B", "+d"]
+    assert experiments.changed_lines(one, one) == []
+
+
 def test_hidden_is_the_part_of_the_collectives_that_overlaps(experiments):
     events = [
         Event(0, "compute", "backward", "a", 0.0, 6.0),
@@ -237,7 +246,7 @@ def test_hidden_is_the_part_of_the_collectives_that_overlaps(experiments):
         Event(0, "collective", "backward", "allreduce", 9.0, 10.0),
         Event(1, "collective", "backward", "allreduce", 4.0, 8.0),
     ]
-    timeline = vgpu.Timeline(events, ["rank 0", "rank 1"], 0.0, 10.0, "simulated")
+    timeline = multigpu.Timeline(events, ["rank 0", "rank 1"], 0.0, 10.0, "simulated")
     assert experiments.hidden(timeline) == pytest.approx(2.5 / 5)
     assert experiments.all_reduces(timeline) == 2
     assert experiments.all_reduces(timeline, lane=1) == 1
@@ -248,8 +257,7 @@ def test_hidden_is_the_part_of_the_collectives_that_overlaps(experiments):
 @pytest.mark.slow
 def test_two_buckets_hide_all_reduces_and_no_sync_saves_them(experiments):
     cases = [(25, 1, True), (1, 1, True), (1, 4, False), (1, 4, True)]
-    found = launch.call(experiments.simulated_steps, 2, cases, batch=256, link="PCIe3")
-    steps = [vgpu.Timeline.of_ranks(list(ranks)) for ranks in zip(*found, strict=True)]
+    steps = experiments.simulated_steps(cases, batch=256, link="PCIe3")
     one, two, every, last = steps
     assert [experiments.all_reduces(step) for step in steps] == [1, 2, 8, 2]
     # 8 gradients on each rank, into the buckets and out of them
