@@ -163,7 +163,7 @@ def main(args):
     rank, ranks, local_rank = find_rank()
     shares = ranks * args.accumulate
     if args.epochs < 1 or args.batch_size < 1 or args.batch_size % shares:
-        raise SystemExit(f"--epochs: from 1 up; --batch-size: a multiple of {shares} shares.")
+        raise SystemExit(f"--batch-size must be a multiple of {shares}, --epochs at least 1.")
     settings = {name: vars(args)[name] for name in ("batch_size", "lr", "amp", "seed")}
     checkpoint = {"history": [], "settings": settings}
     try:
