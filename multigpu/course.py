@@ -79,7 +79,7 @@ LESSONS = (
     Lesson(
         "06-hybrid-parallel",
         "Model and data parallel together",
-        60,
+        45,
         (Notebook("PT_CNN_HybridParallel", "Model and data parallel"),),
     ),
     Lesson(
