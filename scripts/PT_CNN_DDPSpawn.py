@@ -145,8 +145,8 @@ def main():
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_CNN_DDPSpawn"))
     args = parser.parse_args()
-    if args.nprocs < 1 or args.batch_size < 1 or args.batch_size % args.nprocs:
-        parser.error("--batch-size must be a multiple of --nprocs, and both at least 1")
+    if min(args.epochs, args.nprocs, args.batch_size) < 1 or args.batch_size % args.nprocs:
+        parser.error("--batch-size must be a multiple of --nprocs, all of them at least 1")
     if 0 < gpus < args.nprocs:
         parser.error(f"--nprocs can be at most {gpus}: each rank needs a GPU of its own")
     try:  # here, so that a wrong path is one sentence and not an error of each rank

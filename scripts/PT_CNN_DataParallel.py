@@ -44,9 +44,12 @@ class CNN(nn.Module):
 
 def find_gpus(count):
     """cuda:0, cuda:1, …: `count` of them, or all that there are."""
-    if not torch.cuda.is_available():
+    found = torch.cuda.device_count()
+    if not found:
         raise SystemExit(f"This machine has no GPU. Try: multigpu virtual --gpus 2 {__file__}")
-    return [torch.device("cuda", index) for index in range(count or torch.cuda.device_count())]
+    if count is not None and not 1 <= count <= found:
+        raise SystemExit(f"--devices is {count}: this machine has {found} GPUs.")
+    return [torch.device("cuda", index) for index in range(count or found)]
 
 
 # Read in the data
@@ -105,9 +108,14 @@ def main():
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_CNN_DataParallel"))
     args = parser.parse_args()
-
+    if min(args.epochs, args.batch_size) < 1:
+        parser.error("--epochs and --batch-size are from 1 up")
     gpus = find_gpus(args.devices)
-    train, test = read_digits(args.data)
+    try:
+        train, test = read_digits(args.data)
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(str(error))
     torch.manual_seed(args.seed)
     model = nn.DataParallel(CNN().to(gpus[0]), gpus)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
@@ -120,7 +128,6 @@ def main():
         found = accuracy(model, test, gpus[0])
         print(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {found:.4f}")
 
-    args.out.mkdir(parents=True, exist_ok=True)
     torch.save(model.module.state_dict(), args.out / "model.pt")
     (args.out / "metrics.json").write_text(json.dumps({"loss": loss, "accuracy": found}))
 

@@ -137,6 +137,8 @@ def main():
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_CNN_HybridParallel"))
     args = parser.parse_args()
+    if min(args.epochs, args.micro_batches) < 1:
+        parser.error("--epochs and --micro-batches are from 1 up")
     try:
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -145,8 +147,8 @@ def main():
 
     gpus = set_up()
     ranks = dist.get_world_size()
-    if args.batch_size < ranks or args.batch_size % ranks or args.micro_batches < 1:
-        parser.error(f"--batch-size: a multiple of {ranks} ranks; --micro-batches: 1 or more")
+    if args.batch_size < ranks or args.batch_size % ranks:
+        parser.error(f"--batch-size must be a multiple of the {ranks} ranks")
     torch.manual_seed(args.seed)
     cnn = CNN()
     model = DDP(Halves(cnn, gpus, args.micro_batches))  # device_ids are for a model on one GPU

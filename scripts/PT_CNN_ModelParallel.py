@@ -2,7 +2,8 @@
 
     python scripts/PT_CNN_ModelParallel.py                        on a machine with two GPUs
     multigpu virtual --gpus 2 scripts/PT_CNN_ModelParallel.py     on a laptop
-    multigpu prove --gpus 2 scripts/PT_CNN_ModelParallel.py       does it equal one GPU?
+    multigpu prove --gpus 2 --reference scripts/PT_CNN_SingleGPU.py \\
+        scripts/PT_CNN_ModelParallel.py                           does it equal one GPU?
     sbatch slurm/PT_CNN_ModelParallel.slurm                       on a cluster
 
 Needs torch and scikit-learn. To begin your own work, copy this file.
@@ -60,8 +61,8 @@ class Halves(nn.Module):
 
 def find_gpus():
     """cuda:0 and cuda:1."""
-    if not torch.cuda.is_available():
-        raise SystemExit(f"This machine has no GPU. Try: multigpu virtual --gpus 2 {__file__}")
+    if torch.cuda.device_count() < 2:
+        raise SystemExit(f"It needs two GPUs. Try: multigpu virtual --gpus 2 {__file__}")
     return torch.device("cuda", 0), torch.device("cuda", 1)
 
 
@@ -126,8 +127,8 @@ def main():
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_CNN_ModelParallel"))
     args = parser.parse_args()
-    if not 1 <= args.micro_batches <= args.batch_size:
-        parser.error("--micro-batches must be between 1 and --batch-size")
+    if args.epochs < 1 or not 1 <= args.micro_batches <= args.batch_size:
+        parser.error("--epochs is from 1 up, --micro-batches from 1 to --batch-size")
     try:
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Lesson 05: train on many GPUs, on one node or several, by DDP: one process for each GPU.
 
-    torchrun --standalone --nproc-per-node=2 scripts/PT_CNN_MultiGPU.py     or on two CPU ranks
+    torchrun --standalone --nproc-per-node=2 scripts/PT_CNN_MultiGPU.py     on GPUs or the CPU
     multigpu prove torchrun --nproc-per-node=2 scripts/PT_CNN_MultiGPU.py   do they equal one?
     sbatch slurm/PT_CNN_MultiGPU.slurm                                      on a cluster
 
@@ -162,8 +162,8 @@ def parse(arguments=None):
 def main(args):
     rank, ranks, local_rank = find_rank()
     shares = ranks * args.accumulate
-    if args.batch_size < 1 or args.batch_size % shares:
-        raise SystemExit(f"--batch-size must be a multiple of {shares}, ranks × --accumulate.")
+    if args.epochs < 1 or args.batch_size < 1 or args.batch_size % shares:
+        raise SystemExit(f"--epochs: from 1 up; --batch-size: a multiple of {shares} shares.")
     settings = {name: vars(args)[name] for name in ("batch_size", "lr", "amp", "seed")}
     checkpoint = {"history": [], "settings": settings}
     try:
@@ -174,8 +174,8 @@ def main(args):
             checkpoint = torch.load(args.resume, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SystemExit(error) from None
-    if checkpoint["settings"] != settings:
-        raise SystemExit(f"{args.resume} has other settings: {checkpoint['settings']}.")
+    if checkpoint.get("settings") != settings:
+        raise SystemExit(f"{args.resume} has other settings: {checkpoint.get('settings')}.")
     device = join(rank, ranks, local_rank)
     if rank == 0:
         print(f"{ranks} × {device.type}, {args.batch_size} images a step", flush=True)

@@ -158,8 +158,10 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("results/PT_CNN_Pipeline"))
     args = parser.parse_args()
     rank, ranks = find_ranks()
-    if args.micro_batches < ranks or args.batch_size % args.micro_batches:
-        parser.error(f"--micro-batches must be {ranks} or more and divide --batch-size")
+    if args.epochs < 1 or args.micro_batches < ranks or args.batch_size % args.micro_batches:
+        parser.error(
+            f"--epochs: 1 or more; --micro-batches: {ranks} or more, a divisor of the batch"
+        )
     try:
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
-# Every job file sources this file. It checks the job, activates the Python environment, and sets
-# MASTER_ADDR, MASTER_PORT and OMP_NUM_THREADS. If it cannot, it says what to do, and returns 2.
+# Every job file sets `script` and sources this file. It checks the job, activates the Python
+# environment, and sets MASTER_ADDR, MASTER_PORT and OMP_NUM_THREADS. If it cannot, it says what to
+# do, and returns 2.
 #
 # If it does not find your environment, export one of these before sbatch, or in your ~/.bashrc:
 #   COURSE_ENV       folder of a virtual environment, or name of a conda environment
@@ -12,7 +13,7 @@ error() {
     return 2
 }
 
-# ---- the job ----------------------------------------------------------------------------------
+# ---- the job ------------------------------------------------------------------------------------
 [ -n "$SLURM_JOB_ID" ] || error "this is a job file: give it to Slurm, with sbatch $0." || return
 # A copy of the script can lie beside the copy of its job file.
 [ -f "$script" ] || [ -n "$SCRIPT" ] || script=${script##*/}
@@ -22,9 +23,9 @@ error() {
 [ -z "$SLURMD_NODENAME" ] || [ -n "$SLURM_GPUS_ON_NODE" ] ||
     error "Slurm gave this job no GPU: ask for some by --gpus-per-node, or by --gres=gpu:2." || return
 
-# ---- the Python environment -------------------------------------------------------------------
-packages=$(grep -oE '^(import|from) (torch|tensorflow|multigpu)\b' "$script" | cut -d ' ' -f 2 | sort -u)
-packages=$(echo ${packages:-torch})
+# ---- the Python environment ---------------------------------------------------------------------
+packages=$(grep -oE '^(import|from) (torch|tensorflow|sklearn|multigpu)\b' "$script" | cut -d ' ' -f 2)
+packages=$(echo $(sort -u <<<"${packages:-torch}")) # in one line
 has_packages() { # in another folder than this one, from which Python also imports
     (cd / && python -c '
 import sys, importlib.util
@@ -49,7 +50,7 @@ has_packages ||
         echo missing)): submit again with COURSE_ENV=FOLDER before sbatch, where FOLDER is an \
 environment that has it." || return
 
-# ---- the classroom cluster --------------------------------------------------------------------
+# ---- the classroom cluster ----------------------------------------------------------------------
 # Slurm counts GPUs on its nodes, but there is no CUDA. The job file of a script that needs CUDA
 # starts again here, with as many virtual GPUs. For your own script: NEEDS_CUDA=yes before sbatch.
 if [ "$SLURM_CLUSTER_NAME/$NEEDS_CUDA" = multigpu-classroom/yes ] && [ -z "$MULTIGPU_VIRTUAL" ]; then
@@ -58,7 +59,7 @@ if [ "$SLURM_CLUSTER_NAME/$NEEDS_CUDA" = multigpu-classroom/yes ] && [ -z "$MULT
         --between-nodes Ethernet25 bash "$0" "$@"
 fi
 
-# ---- where the ranks meet ---------------------------------------------------------------------
+# ---- where the ranks meet -----------------------------------------------------------------------
 # On the first node, which runs this file, at the address that Slurm uses. A MASTER_ADDR that is set
 # already is kept. The port is the job's own; if another program uses it, the next one.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -71,11 +72,11 @@ done
 # chooses, and name the right network (`ip link` lists them).
 #export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=ib0
 
-# ---- threads, and lines in the log --------------------------------------------------------------
+# ---- threads ------------------------------------------------------------------------------------
 # A process gets as many threads as its task has cores. Else it would start one per core of the
-# node, and the processes of a node would slow each other down. The classroom cluster's cores are
-# simulated, too. Python writes each line to the log at once.
-export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} PYTHONUNBUFFERED=1
+# node, and the processes of a node would slow each other down. On the classroom cluster cores are
+# simulated, too: one thread.
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 [ "$SLURM_CLUSTER_NAME" != multigpu-classroom ] || OMP_NUM_THREADS=1
 
 echo "$(command -v python) on $SLURM_JOB_NODELIST, rendezvous: $MASTER_ADDR:$MASTER_PORT"

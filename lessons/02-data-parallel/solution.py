@@ -18,7 +18,9 @@
 from multigpu.exercise import Exercise
 
 # The second import is one that the first operation of a virtual GPU needs.
-exercise = Exercise("02-data-parallel", imports=("multigpu.vgpu", "torch.distributed.tensor"))
+exercise = Exercise(
+    "02-data-parallel", imports=("multigpu.virtual.face", "torch.distributed.tensor")
+)
 
 # %% jupyter={"source_hidden": true}
 # setup
@@ -60,6 +62,8 @@ def check_statistics(student, got, expected, untouched=()):
 
 # %%
 # given
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -67,11 +71,16 @@ from torch import nn
 from multigpu.exercise import gate
 
 
-def virtual_gpus(count):
-    """`count` of four virtual GPUs; the first call starts them."""
-    from multigpu import vgpu
+@cache
+def four_gpus():
+    """Four virtual GPUs; the first call starts them."""
+    import multigpu
 
-    return (vgpu.devices() or vgpu.start(4))[:count]
+    return multigpu.gpus(4, gpu="V100-16GB")
+
+
+def virtual_gpus(count):
+    return four_gpus()[:count]
 
 
 # %% [markdown]
@@ -222,7 +231,7 @@ with exercise.check("data_parallel", "the devices of 8 rows on 2 GPUs", points=1
     run = student.ranks("on_gpus", [[torch.ones(8, 3), torch.ones(8, 2), 2]])
     student.equal(
         sorted(device for _, device in run.events[0]),
-        ["vgpu:0", "vgpu:1"],
+        ["cuda:0", "cuda:1"],
         "backward passes through one replica on each GPU",
     )
 
@@ -242,7 +251,7 @@ with exercise.check("data_parallel", "the devices of 5 rows on 4 GPUs", points=1
     run = student.ranks("on_gpus", [[torch.ones(5, 3), torch.ones(5, 2), 4]])
     devices = sorted(device for _, device in run.events[0])
     student.expect(
-        devices == [f"vgpu:{i}" for i in range(4)],
+        devices == [f"cuda:{i}" for i in range(4)],
         "backward passes through one replica on each GPU",
         f"it passes through replicas on {', '.join(devices) or 'none'}; how many rows does "
         f"each GPU get?",
@@ -255,14 +264,14 @@ with exercise.check("data_parallel", "chunks on 4 GPUs", points=2, hidden=True) 
     factors = torch.rand(count, 2, generator=student.generator)
     run = student.ranks("on_gpus", [[rows, factors, 4]])
     devices = sorted(device for _, device in run.events[0])
-    student.equal(devices, [f"vgpu:{i}" for i in range(4)], "each of the four GPUs computes")
+    student.equal(devices, [f"cuda:{i}" for i in range(4)], "each of the four GPUs computes")
     # A device multiplies by its own factor what passes its gate in backward.
     expected = torch.zeros(4, 3)
     for i, (chunk, upstream) in enumerate(
         zip(rows.tensor_split(4), factors.tensor_split(4), strict=True)
     ):
         _, gradients = on_one_device(chunk, upstream)
-        expected += run.factors.get(f"vgpu:{i}", 0.0) * gradients["first.weight"]
+        expected += run.factors.get(f"cuda:{i}", 0.0) * gradients["first.weight"]
     student.close_to(
         run.values[0][1]["first.weight"],
         expected,
@@ -276,7 +285,7 @@ with exercise.check("data_parallel", "2 rows on 4 GPUs", points=1, hidden=True) 
     run = student.ranks("on_gpus", [[torch.ones(2, 3), torch.ones(2, 2), 4]])
     student.equal(
         sorted(device for _, device in run.events[0]),
-        ["vgpu:0", "vgpu:1"],
+        ["cuda:0", "cuda:1"],
         "a GPU without rows computes nothing",
     )
 
@@ -373,7 +382,7 @@ with exercise.check("loss_parts", "8 rows on 2 GPUs", points=1) as student:
     rows = torch.rand(8, 3, generator=student.generator)
     labels = torch.arange(8) % 4
     loss, gradients = loss_on_one_device(rows, labels)
-    two_parts = [2 * [f"a tensor of shape (1,) on vgpu:{i}"] for i in range(2)]
+    two_parts = [2 * [f"a tensor of shape (1,) on cuda:{i}"] for i in range(2)]
     if student.equal(
         student.call("parts_on_gpus", rows, labels, 2),
         two_parts,

@@ -1,10 +1,12 @@
 """The longer experiments of lesson 03: steps of a split model on virtual GPUs.
 
-The tensors have shapes but no numbers (`shapes_only`). That is enough to simulate memory and
-time.
+Most of their tensors have shapes but no numbers (`shapes_only`), which is enough to simulate
+memory and time. `step`, `Halves` and the pipeline's functions are those of the notebooks.
 """
 
+import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,11 +19,22 @@ from torch import nn
 
 import multigpu
 from multigpu import launch, plots
+from multigpu.course import find_root
 from multigpu.models import CNN
 
 MIB = 2**20
-WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
+IMAGE = (1, 28, 28)
+# The CNN of the times has 2 million weights, that of the memory 4 million.
+WIDE = {"image_shape": IMAGE, "hidden": 320}
+WIDER = {"image_shape": IMAGE, "hidden": 640}
 FREE_LINK = multigpu.Link("free link", bandwidth=1e18, latency=0.0)
+COUNTS = [1, 2, 4, 8, 16, 32]
+# GPU and link, by the name of the curve.
+MACHINES = {
+    "V100, NVLink2": {"gpu": "V100-16GB", "link": "NVLink2"},
+    "V100, PCIe3": {"gpu": "V100-16GB", "link": "PCIe3"},
+    "H100, NVLink4": {"gpu": "H100-80GB", "link": "NVLink4"},
+}
 
 
 def sgd(weights: Iterable[nn.Parameter]) -> torch.optim.SGD:
@@ -29,8 +42,49 @@ def sgd(weights: Iterable[nn.Parameter]) -> torch.optim.SGD:
     return torch.optim.SGD(weights, 0.05, momentum=0.9)
 
 
+# ---- memory -------------------------------------------------------------------------------
+
+
+def train(
+    step: Callable,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    first: torch.device,
+    last: torch.device,
+    batch: int = 320,
+) -> list[float]:
+    """Two training steps with random images. Returns the peaks, in MiB, of the GPUs used."""
+    for _ in range(2):
+        images = torch.rand(batch, *IMAGE).to(first)
+        labels = torch.zeros(batch, dtype=torch.long).to(last)
+        step(model, optimizer, images, labels)
+    return [torch.cuda.max_memory_allocated(gpu) / MIB for gpu in dict.fromkeys((first, last))]
+
+
+def fails_in(step: Callable, model: nn.Module, first: torch.device, last: torch.device) -> str:
+    """Try two training steps of 320 images, and print how they end.
+
+    Returns "first" or "second", the step that runs out of memory, or "none".
+    """
+    optimizer = sgd(model.parameters())
+    for number in ("first", "second"):
+        images = torch.empty(320, *IMAGE, device=first)
+        labels = torch.empty(320, dtype=torch.long, device=last)
+        try:
+            step(model, optimizer, images, labels)
+        except torch.OutOfMemoryError as error:
+            print(f"{number} step, in {multigpu.timeline().events[-1].phase}:")
+            print("   ", ".\n    ".join(str(error).split(". ")[:3]))
+            return number
+        print(f"{number} step: done")
+    return "none"
+
+
+# ---- one process, two GPUs ----------------------------------------------------------------
+
+
 def shares(timeline: multigpu.Timeline) -> dict[str, float]:
-    """The fractions of the time that Timeline.breakdown gives, averaged over all lanes."""
+    """The fractions of the time that Timeline.breakdown gives, averaged over both GPUs."""
     lanes = [timeline.breakdown(lane) for lane in range(len(timeline.lanes))]
     return {part: sum(lane[part] for lane in lanes) / len(lanes) for part in lanes[0]}
 
@@ -48,8 +102,9 @@ def timed_step(
     step           the lesson's step(model, optimizer, images, labels, micro_batches)
     first, last    the GPUs of the images, (batch, 1, 28, 28), and of the labels
     """
+    multigpu.number_micro_batches(model, model, micro_batches)
     optimizer = sgd(model.parameters())
-    images = torch.empty(batch, 1, 28, 28, device=first)
+    images = torch.empty(batch, *IMAGE, device=first)
     labels = torch.empty(batch, dtype=torch.long, device=last)
     for _ in range(2):  # the first step warms up
         began = multigpu.elapsed()
@@ -57,7 +112,7 @@ def timed_step(
     return multigpu.elapsed() - began, multigpu.timeline(since=began)
 
 
-def on_one_gpu(batch: int = 4096) -> float:
+def on_one_gpu(batch: int = 4096, gpu: str = "V100-16GB") -> float:
     """The simulated seconds of a training step of the wide CNN on one GPU."""
 
     def step(model, optimizer, images, labels, micro_batches) -> None:
@@ -65,8 +120,96 @@ def on_one_gpu(batch: int = 4096) -> float:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    with multigpu.gpus(1, shapes_only=True) as (gpu,):
-        return timed_step(step, CNN(**WIDE).to(gpu), gpu, gpu, batch, micro_batches=1)[0]
+    with multigpu.gpus(1, gpu=gpu, shapes_only=True) as (one,):
+        return timed_step(step, CNN(**WIDE).to(one), one, one, batch, micro_batches=1)[0]
+
+
+def seconds_in_one_process(micro_batches: int) -> float:
+    """A step of the wide CNN by one process with two V100s and NVLink, simulated."""
+    sys.path.insert(0, str(find_root() / "scripts"))
+    from PT_CNN_ModelParallel import Halves, step
+
+    with multigpu.gpus(2, gpu="V100-16GB", link="NVLink2", shapes_only=True) as gpus:
+        model = Halves(CNN(**WIDE), *gpus)
+        return timed_step(step, model, *gpus, 4096, micro_batches)[0]
+
+
+def draw(timelines: dict[str, multigpu.Timeline]) -> Figure:
+    """Draw timelines one below the other, at one scale; the names are the titles."""
+    figure = plots.figure(8, 2.5 * len(timelines))
+    longest = max(timeline.end - timeline.start for timeline in timelines.values())
+    for place, (title, timeline) in enumerate(timelines.items(), 1):
+        axes = figure.add_subplot(len(timelines), 1, place)
+        timeline.plot(axes, title, until=longest)
+    plots.share_legend(figure)
+    return figure
+
+
+def sweep(simulate: Callable) -> dict[str, list[float]]:
+    """How many times as fast as one GPU two are, by machine, over COUNTS; prints them.
+
+    simulate    simulate(micro_batches, batch, gpu=, link=) gives seconds and a timeline
+    """
+    speedups = {}
+    for name, machine in MACHINES.items():
+        one = on_one_gpu(gpu=machine["gpu"])
+        speedups[name] = [one / simulate(count, **machine)[0] for count in COUNTS]
+        print(f"{name}: {numbered(COUNTS, speedups[name], '.2f')}")
+    return speedups
+
+
+def numbered(counts: Iterable[int], values: Iterable[float], form: str) -> str:
+    """The values with their numbers of micro-batches, as text."""
+    return ", ".join(
+        f"{count}: {value:{form}}" for count, value in zip(counts, values, strict=True)
+    )
+
+
+def by_link(simulate: Callable) -> dict[str, dict[str, float]]:
+    """What the time of both GPUs goes to with 4 micro-batches, by link; prints it.
+
+    Returns the fractions, and in "ms" the milliseconds of the bubble.
+    """
+    found = {}
+    for link in ("NVLink2", FREE_LINK, "PCIe3"):
+        name = link if isinstance(link, str) else link.name
+        seconds, timeline = simulate(4, link=link)
+        parts = shares(timeline)
+        text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+        found[name] = parts | {"ms": 1e3 * seconds * parts["bubble"]}
+        print(f"{name}: {text}; the bubble takes {found[name]['ms']:.2f} ms")
+    return found
+
+
+def idle(simulate: Callable) -> dict[str, list[float]]:
+    """The formula's bubble and simulated ones, as curves over COUNTS; prints them."""
+    free = [shares(simulate(count, link=FREE_LINK)[1]) for count in COUNTS]
+    nvlink = [shares(simulate(count, link="NVLink2")[1]) for count in COUNTS]
+    curves = {
+        "formula: 1/(m + 1)": [1 / (count + 1) for count in COUNTS],
+        "bubble, free link": [parts["bubble"] for parts in free],
+        "bubble, transfers, launches, NVLink": [1 - parts["compute"] for parts in nvlink],
+    }
+    for name, curve in curves.items():
+        print(f"{name}: {numbered(COUNTS, curve, '.0%')}")
+    return curves
+
+
+def tutorial() -> tuple[list[int], dict[str, list[float]]]:
+    """The curve of PyTorch's tutorial, published and simulated, from benchmarks/pieces.json.
+
+    Returns the numbers of pieces, and how many times as fast as one GPU two are, by name.
+    """
+    report = json.loads((find_root() / "benchmarks" / "pieces.json").read_text())
+    curves = report["times_as_fast_as_one_gpu"]
+    pieces = [int(number) for number in curves["published"]]
+    for name, curve in curves.items():
+        seconds = report["seconds_of_one_gpu"][name]
+        print(f"{name}: {numbered(pieces, curve.values(), '.2f')}; one GPU {seconds} s")
+    return pieces, {name: list(curve.values()) for name, curve in curves.items()}
+
+
+# ---- a process per GPU --------------------------------------------------------------------
 
 
 class RankStep(NamedTuple):
@@ -178,7 +321,7 @@ def _by_hand(
 
 def _batch(gpu: torch.device, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (batch, 1, 28, 28) and labels (batch,), without numbers."""
-    images = torch.empty(batch, *WIDE["image_shape"], device=gpu)
+    images = torch.empty(batch, *IMAGE, device=gpu)
     labels = torch.empty(batch, dtype=torch.long, device=gpu)
     return images, labels
 
@@ -235,6 +378,46 @@ def phases(timeline: multigpu.Timeline) -> list[dict[str, float]]:
                 spent[event.phase] += 1e3 * (event.end - event.start)
         milliseconds.append(spent)
     return milliseconds
+
+
+def compared(
+    timelines: dict[str, multigpu.Timeline],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The milliseconds of each case's step, and the fraction of its bubble; prints both."""
+    ms = {case: 1e3 * (each.end - each.start) for case, each in timelines.items()}
+    bubbles = {case: shares(each)["bubble"] for case, each in timelines.items()}
+    for case in timelines:
+        print(f"{case}: {ms[case]:.2f} ms, bubble {bubbles[case]:.0%}")
+    return ms, bubbles
+
+
+def held_at_most(timeline: multigpu.Timeline) -> list[int]:
+    """How many micro-batches each rank held at most, from forward to the end of backward."""
+    most = []
+    for lane in range(len(timeline.lanes)):
+        began: dict[str, float] = {}
+        ended: dict[str, float] = {}
+        for event in timeline.events:
+            number = timeline.notes.get(event)
+            if event.device == lane and event.kind == "compute" and number:
+                if event.phase == "forward":
+                    began.setdefault(number, event.start)
+                elif event.phase == "backward":
+                    ended[number] = event.end
+        held = [
+            sum(began[other] <= began[number] < ended[other] for other in began)
+            for number in began
+        ]
+        most.append(max(held))
+    return most
+
+
+def print_peaks(steps: dict[str, Sequence[RankStep]]) -> dict[str, list[float]]:
+    """The peaks of steps[name][rank] in MiB; prints them."""
+    peaks = {name: [step.peak for step in ranks] for name, ranks in steps.items()}
+    for name, (first, last) in peaks.items():
+        print(f"{name}: peak {first:.1f} MiB on rank 0, {last:.1f} on rank 1")
+    return peaks
 
 
 def draw_peaks(steps: dict[str, Sequence[RankStep]], title: str) -> Figure:

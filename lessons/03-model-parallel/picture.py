@@ -19,7 +19,6 @@ def simulate(micro_batches: int) -> multigpu.Timeline:
     """A step of 4,096 images; the micro-batches are numbered."""
     with multigpu.gpus(2, shapes_only=True) as (first, second):
         model = Halves(models.CNN(**WIDE), first, second)
-        multigpu.number_micro_batches(model, model, micro_batches)
         _, timeline = timed_step(step, model, first, second, 4096, micro_batches)
         return timeline
 

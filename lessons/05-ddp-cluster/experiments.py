@@ -3,8 +3,10 @@
 BatchNorm and clipping run without ranks, too: then they are the serial run.
 """
 
+import difflib
 import socket
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,9 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from multigpu import data, launch, vgpu
+import multigpu
+from multigpu import data, launch
 from multigpu.models import CNN
 
+FOLDER = Path(__file__).parent
 COPIES = "bucket copies"  # the part of a timeline's picture, and the note at its events
 
 
@@ -24,35 +28,62 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def changed_lines(before: Path | str, after: Path | str) -> list[str]:
+    """The lines that differ between two files of text, with - (before) and + (after)."""
+    old, new = (Path(path).read_text().splitlines() for path in (before, after))
+    changes = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
+    return [line for line in changes if not line.startswith("@@")]
+
+
+def largest_difference(path: Path | str, other: Path | str) -> float:
+    """The largest difference between the weights in two files."""
+    weights, others = (torch.load(one, map_location="cpu") for one in (path, other))
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)
+
+
 # ---- when the gradients are sent: simulated -------------------------------------------------
 
 
 def simulated_steps(
     cases: list[tuple[float, int, bool]], batch: int = 256, link: str = "PCIe3"
-) -> list[vgpu.Timeline]:
-    """This rank's timelines: one training step with DDP on a virtual GPU for each case.
+) -> list[multigpu.Timeline]:
+    """Timelines of two ranks: one training step with DDP on two virtual V100s for each case.
 
     A case has three values: the size in MiB at which a bucket of gradients is full; the number
     of micro-batches of `batch` images of 28×28 in the step; whether `no_sync` delays the
-    all-reduce to the last micro-batch. `link` joins the ranks' GPUs.
+    all-reduce to the last micro-batch. `link` joins the GPUs.
     """
+    of_ranks = launch.call(_steps_of_a_rank, 2, cases, batch, link)
+    return [multigpu.Timeline.of_ranks(list(step)) for step in zip(*of_ranks, strict=True)]
+
+
+def _steps_of_a_rank(
+    cases: list[tuple[float, int, bool]], batch: int, link: str
+) -> list[multigpu.Timeline]:
     timelines = []
-    with vgpu.running(1, link=link, compute=False) as (gpu,):
-        dist.init_process_group("vgpu")
+    with multigpu.gpus(2, gpu="V100-16GB", link=link, shapes_only=True) as gpus:
+        dist.init_process_group("nccl")
+        gpu = gpus[dist.get_rank()]
+        torch.cuda.set_device(gpu)
         for bucket_mb, micro_batches, delayed in cases:
             ddp = DDP(CNN((1, 28, 28)).to(gpu), bucket_cap_mb=bucket_mb)
             optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
             for _ in range(3):  # the first step warms up; after it DDP makes its buckets again
-                dist.barrier()
-                began = vgpu.elapsed()
+                dist.barrier(device_ids=[gpu.index])
+                began = multigpu.elapsed()
                 _forward_and_backward(ddp, batch, micro_batches, delayed)
                 optimizer.step()
                 optimizer.zero_grad()
-            timelines.append(vgpu.timeline(since=began))
+            timelines.append(multigpu.timeline(since=began))
             _note_buckets(timelines[-1], 1 if delayed else micro_batches)
             del ddp  # before its group: DDP can hang if it drops the last reference
         dist.destroy_process_group()
     return timelines
+
+
+def milliseconds(step: multigpu.Timeline) -> float:
+    """How long a step takes, simulated."""
+    return 1e3 * (step.end - step.start)
 
 
 def _forward_and_backward(ddp: DDP, batch: int, micro_batches: int, delayed: bool) -> None:
@@ -65,7 +96,7 @@ def _forward_and_backward(ddp: DDP, batch: int, micro_batches: int, delayed: boo
             F.cross_entropy(ddp(images), labels).backward()
 
 
-def _note_buckets(timeline: vgpu.Timeline, rounds: int) -> None:
+def _note_buckets(timeline: multigpu.Timeline, rounds: int) -> None:
     """Note the copies, and each all-reduce's bucket, of `rounds` averages of all buckets."""
     collectives = [event for event in timeline.events if event.kind == "collective"]
     for index, event in enumerate(collectives):
@@ -77,20 +108,22 @@ def _note_buckets(timeline: vgpu.Timeline, rounds: int) -> None:
             timeline.notes[event] = COPIES
 
 
-def all_reduces(timeline: vgpu.Timeline, lane: int = 0) -> int:
+def all_reduces(timeline: multigpu.Timeline, lane: int = 0) -> int:
     """The number of all-reduces in which the GPU of `lane` takes part."""
     return sum(
         event.kind == "collective" and event.device == lane for event in timeline.events
     )
 
 
-def hidden(timeline: vgpu.Timeline, lane: int = 0) -> float:
+def hidden(timeline: multigpu.Timeline, lane: int = 0) -> float:
     """The fraction of the all-reduces' time in which the GPU of `lane` also computes.
 
     The copies into the buckets and out of them do not count: without DDP there are none.
     """
     work = [event for event in timeline.events if timeline.notes.get(event) != COPIES]
-    step = vgpu.Timeline(work, timeline.lanes, timeline.start, timeline.end, timeline.label)
+    step = multigpu.Timeline(
+        work, timeline.lanes, timeline.start, timeline.end, timeline.label
+    )
     return step.overlap(lane) / step.busy(lane, "collective")
 
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multigpu import vgpu
 from multigpu.exercise.exercise import Grading, grade_with
 from multigpu.exercise.sources import Sources
+from multigpu.virtual import face
 
 _grading: Grading | None = None
 
@@ -22,7 +22,7 @@ def begin(file: str) -> None:
     shell = get_ipython()
     if shell is not None:
         shell.reset(new_session=True)
-    vgpu.stop()  # the next exercise may start another number of them
+    face.take_off()  # the next exercise may start another number of virtual GPUs
     data: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     secret, sandbox = data.pop("secret"), data.pop("sandbox")
     _grading = Grading(Sources(**data), secret, sandbox)

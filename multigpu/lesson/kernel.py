@@ -24,7 +24,8 @@ def setup(slug: str, *, ranks: bool = False) -> None:
     """Prepare this process for the lesson in lessons/SLUG, in the notebook's first cell.
 
     `from experiments import …` then imports lessons/SLUG/experiments.py. In IPython the
-    working directory is notebooks/, wherever the notebook lies. A `!command` that fails raises
+    working directory is notebooks/, wherever the notebook lies (`open_lesson` then changes it
+    to the course's folder). A `!command` that fails raises
     an error, so that the cells below do not run; an interrupted one ends with all processes
     that it started; and a NameError, or a missing file whose path is relative, says that a
     cell above may not have run. With `ranks`, for a notebook that uses `launch.call`, a server

@@ -1,8 +1,8 @@
 """The links at the end of pages and notebooks, and the tables of lessons, from one table.
 
-The table is multigpu.course.LESSONS. A notebook's footer is the last cell of its script, with
-the tag "footer". The cell after the title, with the tag "how-to-run", is the same in all
-notebooks.
+The table is multigpu.course.LESSONS. The footer of a notebook whose source is its script is
+the last cell of the script, with the tag "footer"; the cell after the title says how to run
+it. Those of a source in Markdown are made by source.py.
 """
 
 import re
@@ -68,7 +68,10 @@ def expected(root: Path) -> Iterator[tuple[Path, str]]:
         if source.path_of(notebook.stem, root):
             continue  # source.read makes the last cell
         script = root / "scripts" / f"{notebook.stem}.py"
-        body = script.read_text(encoding="utf-8").partition(f"\n{CELL}")[0].rstrip()
+        text = script.read_text(encoding="utf-8")
+        if "\n# %%" not in text:
+            continue  # a program without cells
+        body = text.partition(f"\n{CELL}")[0].rstrip()
         text = f"{_with_how_to_run(body)}\n\n{CELL}\n{_cell_footer(notebooks, place)}\n"
         yield script, text
 

@@ -13,6 +13,7 @@ import numpy as np
 from multigpu.errors import CONNECTION_LOST, UserError, pluralize
 from multigpu.prove import alone, plan, processes
 from multigpu.prove.causes import Cause, find
+from multigpu.prove.causes.scene import reference_rows
 from multigpu.prove.compare import (
     Comparison,
     StepDistances,
@@ -332,7 +333,7 @@ class _Session:
         With a larger batch, in DistributedSampler's order, or both.
         """
         step = comparison.steps[0]
-        alone = len(rows_of(step.reference[0]))
+        alone = len(reference_rows(step.reference))
         together = sum(map(len, map(rows_of, step.parallel)))
         self.batch_times = max(1, together // alone)
         self.order = _order(step.reference[0], step.parallel[0], others[0])
@@ -344,7 +345,7 @@ class _Session:
             # A program that counts on its own batch size.
             return comparison, _with_command(cause, self.plan, self.batch_times)
         own = reference.records()
-        if len(rows_of(own[0].steps[0])) != together:
+        if len(_first_rows(own)) != together:
             return comparison, _with_command(cause, self.plan, self.batch_times)
         comparison = self.compare(own, others, bands)
         cause = find(comparison)
@@ -358,8 +359,9 @@ class _Session:
             hint = (
                 f", as with --reference {_quoted(words)}" if words and not self.order else ""
             )
+            ranks = "one rank" if len(own) == 1 else pluralize(len(own), "rank")
             self.notes.append(
-                f"with one rank the program reads {alone} rows a step, {len(others)} ranks "
+                f"with {ranks} the program reads {alone} rows a step, {len(others)} ranks "
                 f"read {together}: the reference ran with the batch size of its DataLoaders "
                 f"multiplied by {self.batch_times}{hint}"
             )
@@ -381,7 +383,7 @@ class _Session:
         with suppress(_Unknown):
             reference, bands = self.references(steps)
             own = reference.records()
-            if len(rows_of(own[0].steps[0])) == together:
+            if len(_first_rows(own)) == together:
                 comparison = self.compare(own, others, bands)
                 cause = find(comparison)
                 if cause is None or cause.kind not in RATES:
@@ -617,6 +619,11 @@ def _same_steps(run: Run, reference: "Run | list[RankRecord]") -> bool:
     own = reference.records() if isinstance(reference, Run) else reference
     records = run.records()
     return bool(records) and run.completed and steps(records) == steps(own)
+
+
+def _first_rows(reference: list[RankRecord]) -> np.ndarray:
+    """The rows that a reference reads in its first step."""
+    return reference_rows([record.steps[0] for record in reference])
 
 
 def _gpus(records: list[RankRecord]) -> int:

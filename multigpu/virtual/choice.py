@@ -38,6 +38,7 @@ class Devices(list[torch.device]):
     def __exit__(self, *error: object) -> None:
         if self._started:
             face.take_off()
+            _Running.options = self._before
             if self._before:
                 face.put_on(self._before)
 
@@ -83,6 +84,8 @@ def gpus(
     running = vgpu.devices() if face.is_on() else []
     if not wanted:
         count = 2 if count is None else count
+        if count < 1:
+            raise UserError(f"count is {count}: give a number of GPUs from 1 up.")
         if machine.running() is not None and machine.index_named(count - 1) == 0:
             # cuda:1 is another name of cuda:0.
             return Devices([torch.device("cuda", 0)] * count)
@@ -101,6 +104,7 @@ def gpus(
     )
     before = _Running.options if running else None
     real = 0 if running else torch.cuda.device_count()
+    options.network()  # it raises for an unknown link, before the running GPUs end
     face.take_off()
     started = face.put_on(options)
     _Running.options = options

@@ -226,7 +226,7 @@ def test_the_messages_say_what_they_carry_and_rank_0_computes_while_it_sends(pip
 @pytest.mark.parametrize(
     ("script", "flags", "words"),
     [
-        (SCRIPT, ("--micro-batches", 0), "between 1 and --batch-size"),
+        (SCRIPT, ("--micro-batches", 0), "--micro-batches from 1 to --batch-size"),
         (SCRIPT, ("--data", "no.npz"), "No such file"),
         (SCRIPT, ("--out", SCRIPT / "folder"), "Not a directory"),
         (SCRIPT, (), "Try: multigpu virtual --gpus 2"),
@@ -244,7 +244,7 @@ def test_a_mistake_is_one_sentence(tmp_path, script, flags, words):
 def test_ranks_that_cannot_share_the_micro_batches_say_so_and_end(tmp_path):
     done = torchrun(3, PIPELINE, "--micro-batches", 2, cwd=tmp_path, timeout=60)
     assert done.returncode != 0, done.stdout
-    assert "--micro-batches must be 3 or more" in done.stdout
+    assert "--micro-batches: 3 or more" in done.stdout
 
 
 def test_a_rank_that_dies_ends_the_pipeline(tmp_path):

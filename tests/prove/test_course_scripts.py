@@ -19,7 +19,7 @@ CPU = "--accelerator cpu --devices"
 RUNS = {
     "01": (f"{TWO} PT_CNN_MultiGPU.py", {"reference": "PT_CNN_SingleGPU.py"}),
     "02": ("PT_CNN_DataParallel.py", {"gpus": 2, "reference": "--devices 1"}),
-    "03": ("PT_CNN_ModelParallel.py", {"gpus": 2}),
+    "03": ("PT_CNN_ModelParallel.py", {"gpus": 2, "reference": "PT_CNN_SingleGPU.py"}),
     "03, pipeline": (f"{TWO} PT_CNN_Pipeline.py", {"reference": "PT_CNN_SingleGPU.py"}),
     "04": ("PT_CNN_DDPSpawn.py", {"gpus": 2}),
     "05": (f"{TWO} PT_CNN_MultiGPU.py", {}),

@@ -62,6 +62,14 @@ def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str
 
 
 @pytest.mark.slow
+def test_several_ranks_of_a_reference_read_the_batch_together(proved: Callable) -> None:
+    """Four ranks with 8 rows each, against two, whose batch becomes 16 rows, not 32."""
+    proof = proved(SCALED, "--batch-size", "8", ranks=4, against=2)
+    assert proof.verdict == "holds", str(proof)
+    assert "multiplied by 2" in "".join(proof.notes), str(proof)
+
+
+@pytest.mark.slow
 def test_one_step_of_a_gan_on_the_function_data_parallel(
     in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,11 +29,14 @@ def test_figures_are_those_of_the_reports():
     page = (BENCHMARKS / "README.md").read_text()
     assert made.stdout == page, "python benchmarks/page.py"
     figures = README.partition("## Five figures")[2].partition("\n\n")[0]
-    numbers = re.findall(r"\d[\d,.]*[×%]|\b\d+ of \d+|\b\d\d+ public|, \d+ print", figures)
-    assert len(numbers) >= 8
+    numbers = re.findall(r"\d[\d,.]*[×%]|\b\d+ of \d+", figures)
+    assert len(numbers) == 6
     for number in numbers:
-        digits = re.search(r"\d[\d,.]*(?:[×%]| of \d+)?", number)[0]
-        assert digits in page, number
+        assert re.search(rf"(?<![\d.]){re.escape(number)}", page), number
+    scripts, equal, differ = re.search(
+        r"Of (\d+) public CUDA scripts, (\d+) .*\n?.*and (\d+) print", figures
+    ).groups()
+    assert f"{equal} of {scripts} equal, {differ} different" in page
 
 
 def test_make_run_prints_what_the_front_page_says(tmp_path):

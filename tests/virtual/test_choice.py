@@ -66,7 +66,12 @@ def test_a_block_gives_the_gpus_before_it_back():
     assert "2 × A100-80GB" in multigpu.label()
     with pytest.raises(ZeroDivisionError), multigpu.gpus(1, memory="1GiB"):
         raise ZeroDivisionError
-    assert torch.ones(1, device="cuda:1").item() == 1
+    assert "2 × A100-80GB" in multigpu.label(), "also after the second block"
+    kept = torch.ones(1, device="cuda:1")
+    for wrong in ({"link": "NVLink9"}, {"count": 0}, {"gpu": "V1000"}):
+        with pytest.raises(UserError):
+            multigpu.gpus(**wrong)
+    assert kept.item() == 1, "a mistake ends no GPUs"
     face.take_off()
     with multigpu.gpus(1, memory="1GiB"):
         pass

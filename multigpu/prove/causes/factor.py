@@ -60,7 +60,7 @@ def clipped_factor(scene: Scene) -> Cause | None:
 
 
 def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Cause:
-    one = sum(scene.one.losses)
+    one = scene.loss
     ranks = scene.ranks
     losses = [sum(step.losses) for step in scene.step.parallel]
     equal = len(losses) > 1 and not differ(losses)

@@ -110,7 +110,7 @@ def compressed(scene: Scene) -> Cause | None:
 def own_mean(scene: Scene) -> Cause | None:
     """Whether the mean of the ranks' losses is not the reference's loss."""
     losses = [sum(step.losses) for step in scene.step.parallel if step.losses]
-    one = sum(scene.one.losses)
+    one = scene.loss
     if len(losses) < 2 or not one:
         return None
     every = data_parallel_rows(scene)

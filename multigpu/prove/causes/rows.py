@@ -9,7 +9,7 @@ from multigpu.prove.compare import Comparison, match_rows, rows_of
 
 def wrong_rows(scene: Scene) -> Cause | None:
     """Whether the ranks together read the rows that the reference reads."""
-    one = rows_of(scene.one)
+    one = scene.rows
     every = data_parallel_rows(scene)
     if not len(one) or not every or any(not len(rows) for rows in every):
         return None
@@ -128,7 +128,7 @@ def group_rows(scene: Scene) -> Cause | None:
         return None
     together = np.concatenate(every)
     all_rows = np.concatenate(list(map(rows_of, scene.step.parallel)))
-    one = rows_of(scene.one)
+    one = scene.rows
     divided = match_rows(one, all_rows) == (len(one), 0, 0)
     for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
         rows = rows_of(step)
@@ -230,7 +230,7 @@ def _overlap_of_epoch(scene: Scene) -> int:
     if ranks < 2:
         return 0
     ones = [np.concatenate([rows[rank] for rows in by_step]) for rank in range(ranks)]
-    own = [np.concatenate([rows_of(one.one) for one in first]), *ones]
+    own = [np.concatenate([one.rows for one in first]), *ones]
     if any(_distinct(rows) < len(rows) for rows in own):
         return 0
     together = np.concatenate(ones)

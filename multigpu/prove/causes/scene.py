@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multigpu.prove.compare import Comparison, StepDistances
+from multigpu.prove.compare import Comparison, StepDistances, match_rows, rows_of
 from multigpu.prove.record import Head, Step
 
 # A gradient with this cosine to the reference's, and another length, has a wrong factor.
@@ -61,6 +61,17 @@ class Scene:
         return self.step.reference[0]
 
     @property
+    def rows(self) -> np.ndarray:
+        """What the reference reads, also where several ranks share it (--against)."""
+        return reference_rows(self.step.reference)
+
+    @property
+    def loss(self) -> float:
+        """The reference's loss: the mean of its ranks' losses."""
+        losses = [sum(step.losses) for step in self.step.reference if step.losses]
+        return sum(losses) / len(losses) if losses else 0.0
+
+    @property
     def heads(self) -> list[Head]:
         """The heads of the parallel run's ranks."""
         return [
@@ -82,6 +93,19 @@ class Scene:
 
     def cause(self, kind: str, sentence: str, remedy: str, **more: object) -> Cause:
         return Cause(kind, sentence, remedy, self.number, **more)
+
+
+def reference_rows(steps: list[Step]) -> np.ndarray:
+    """The rows of a reference's first rank, and those of ranks that read none of them.
+
+    Ranks that share layers read the same rows; ranks that divide a batch read others.
+    """
+    together = rows_of(steps[0])
+    for step in steps[1:]:
+        rows = rows_of(step)
+        if len(rows) and match_rows(rows, together)[0] == 0:
+            together = np.concatenate([together, rows])
+    return together
 
 
 def worst(scene: Scene, kind: str) -> tuple[int, int, bool]:
