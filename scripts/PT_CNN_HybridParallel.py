@@ -69,7 +69,7 @@ def set_up():
     for name, ending in of_srun.items():  # torchrun sets them, srun has other names for them
         os.environ.setdefault(name, os.environ.get(f"SLURM_{ending}", ""))
     first = 2 * int(os.environ["LOCAL_RANK"] or 0)
-    if not os.environ["RANK"] or torch.cuda.device_count() < first + 2:
+    if not os.environ["WORLD_SIZE"] or torch.cuda.device_count() < first + 2:
         command = f"multigpu virtual --gpus 4 torchrun --nproc-per-node 2 {__file__}"
         raise SystemExit(f"It needs torchrun and two GPUs for each rank. Try: {command}")
     torch.cuda.set_device(first)

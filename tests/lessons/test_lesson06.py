@@ -90,7 +90,13 @@ def test_under_srun_too_a_batch_that_the_ranks_cannot_share_is_one_sentence(tmp_
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
     words = ("--gpus", 2, SCRIPT, "--batch-size", 0)
     done = virtual(tmp_path, *words, **rank, **address)
-    assert "error: --batch-size: a multiple of 1 ranks" in done.stdout
+    assert "error: --batch-size must be a multiple of" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_in_the_shell_of_a_job_which_is_no_rank_it_names_torchrun(tmp_path):
+    done = virtual(tmp_path, "--gpus", 2, SCRIPT, SLURM_PROCID=0, SLURM_LOCALID=0)
+    assert "It needs torchrun and two GPUs for each rank." in done.stdout
     assert "Traceback" not in done.stdout
 
 
