@@ -11,7 +11,7 @@ from commands import clean_environment
 
 from multigpu.classroom import conf
 
-UNFINISHED = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+UNFINISHED = ("PENDING", "RUNNING", "SIGNALING", "COMPLETING", "CONFIGURING")
 
 
 @dataclass
