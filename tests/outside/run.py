@@ -321,8 +321,11 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _last_line(output: str) -> str:
-    """The line that says what failed: the last exception of the script, else the last."""
+    """What failed: why the run stood still, else the last exception, else the last line."""
     lines = [text.strip() for text in output.splitlines() if text.strip()]
+    for text in lines:
+        if text.startswith("likely: "):
+            return f"it stands still, {text}"[:300]
     lines = [re.sub(r"^\[rank\d+\]: *", "", text) for text in lines]
     errors = [text for text in lines if re.match(r"[\w.]+(Error|Exception)\b", text)]
     errors = [text for text in errors if not any(words in text for words in CONSEQUENCES)]

@@ -87,6 +87,13 @@ def test_a_script_that_did_not_use_its_gpus_has_failed(row):
     assert "losses" not in found
 
 
+def test_why_a_script_stands_still_comes_before_what_follows_from_it(outside):
+    last_line = outside("run")._last_line
+    error = "[rank1]: ValueError: too few\nmore"
+    assert last_line(error) == "ValueError: too few"
+    assert last_line(f"  likely: a message is missing.\n{error}").endswith("is missing.")
+
+
 def test_the_scalars_of_a_tensorboard_file_are_its_losses(outside, tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
