@@ -40,13 +40,16 @@ def nbval_comment(cell: "NotebookNode") -> str:
 
 
 def printed(notebook: "NotebookNode") -> str:
-    """Everything that the cells print or return as text, without terminal colours."""
+    """Everything that the cells print or return as plain text, without terminal colours.
+
+    What a browser shows as Markdown, such as a claim, is left out.
+    """
     texts = []
     for _, cell in numbered(notebook):
         for output in cell.outputs:
             if output.output_type == "stream":
                 texts.append(output.text)
-            elif output.output_type != "error":
+            elif output.output_type != "error" and "text/markdown" not in output.data:
                 texts.append(output.data.get("text/plain", "") + "\n")
     return ESCAPE.sub("", "".join(texts)).replace("\r\n", "\n")
 

@@ -12,7 +12,7 @@ from commands import ROOT
 
 from multigpu import notebooks
 from multigpu.errors import UserError
-from multigpu.notebooks import cells, running
+from multigpu.notebooks import cells, running, source
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,9 @@ def test_the_courses_notebooks_match_their_scripts():
 )
 def test_no_cell_prints_a_line_that_a_browser_breaks(path):
     printed = cells.printed(nbformat.read(path, as_version=4))
-    assert [line for line in printed.splitlines() if len(line) > 95] == []
+    # A proof's line is as long as its numbers; it is broken once, at its end.
+    lines = [line for line in printed.splitlines() if not line.startswith("proof: ")]
+    assert [line for line in lines if len(line) > 95] == []
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,13 @@ def lists_in_sentences(path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+    "path",
+    [
+        path
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        if source.path_of(path.stem, ROOT) is None
+    ],
+    ids=lambda path: path.stem,
 )
 def test_what_is_not_read_in_the_lesson_is_folded(path):
     """The imports, the flags, `main` and the cell that starts the script."""
