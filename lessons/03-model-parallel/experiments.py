@@ -205,7 +205,7 @@ def tutorial() -> tuple[list[int], dict[str, list[float]]]:
     pieces = [int(number) for number in curves["published"]]
     for name, curve in curves.items():
         seconds = report["seconds_of_one_gpu"][name]
-        print(f"{name}, one GPU {seconds} s:\n  {numbered(pieces, curve.values(), '.2f')}")
+        print(f"{name}, one GPU {seconds} s:\n{numbered(pieces, curve.values(), '.2f')}")
     return pieces, {name: list(curve.values()) for name, curve in curves.items()}
 
 
