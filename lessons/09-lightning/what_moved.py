@@ -58,11 +58,11 @@ SUBJECTS = {
         "ModelCheckpoint, Trainer.fit(ckpt_path)",
     ),
     "the table of epochs": (
-        ("perf_counter", "row = ", ", row]", "row(row)", "Table(", "table.rows"),
+        ("history", "print(f'epoch", "Table(", "table.rows"),
         "a callback: trainer/callbacks/table.py",
     ),
     "uneven batches: mean over images": (
-        ("images_in_step", "[:own]", "real"),
+        ("images_in_step", "weight = row", "* weight", "[:own]", "real"),
         "you, still",
     ),
 }
