@@ -61,8 +61,11 @@ class Halves(nn.Module):
 
 def find_gpus():
     """cuda:0 and cuda:1."""
-    if torch.cuda.device_count() < 2:
-        raise SystemExit(f"It needs two GPUs. Try: multigpu virtual --gpus 2 {__file__}")
+    try:
+        torch.zeros(1, device="cuda:1")
+    except (AssertionError, RuntimeError):  # no CUDA, or no second GPU
+        sentence = f"It needs two GPUs. Try: multigpu virtual --gpus 2 {__file__}"
+        raise SystemExit(sentence) from None
     return torch.device("cuda", 0), torch.device("cuda", 1)
 
 
