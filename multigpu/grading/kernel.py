@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from multigpu import vgpu
 from multigpu.exercise.exercise import Grading, grade_with
 from multigpu.exercise.sources import Sources
 from multigpu.virtual import face
@@ -22,7 +23,9 @@ def begin(file: str) -> None:
     shell = get_ipython()
     if shell is not None:
         shell.reset(new_session=True)
-    face.take_off()  # the next exercise may start another number of virtual GPUs
+    # The next exercise may start another number of virtual GPUs.
+    face.take_off()
+    vgpu.stop()
     data: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     secret, sandbox = data.pop("secret"), data.pop("sandbox")
     _grading = Grading(Sources(**data), secret, sandbox)
