@@ -1,7 +1,6 @@
 """`multigpu.gpus(2)`: the machine's GPUs if it has enough, otherwise virtual GPUs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -91,7 +90,7 @@ def gpus(
             return Devices([torch.device("cuda", 0)] * count)
         if running and count <= len(running):
             return Devices(running[:count])
-        if not running and 0 < count <= devices.visible_gpus(World()):
+        if not running and count <= devices.visible_gpus(World()):
             return Devices([torch.device("cuda", index) for index in range(count)])
     if command is not None:
         what = "others" if wanted else f"{count} GPUs"
@@ -99,8 +98,19 @@ def gpus(
             f"`multigpu virtual` gives this program {pluralize(len(running), 'GPU')}, and it "
             f"asks for {what}: give the command --gpus, --gpu and --link."
         )
-    options = _options(
-        count, gpu, link, memory, gpus_per_node, between_nodes, shapes_only, clock
+    if clock not in CLOCKS:
+        raise UserError(f"clock is {clock!r}: give 'real' or 'simulated'.")
+    models = "V100-16GB" if gpu is None else gpu
+    models = models if isinstance(models, (str, Gpu)) else tuple(models)
+    options = Options(
+        gpus=len(find_gpus(models, count)),
+        gpu=models,
+        link="NVLink2" if link is None else link,
+        gpus_per_node=gpus_per_node,
+        between_nodes=between_nodes,
+        memory=None if memory is None else size_in_bytes(memory),
+        shapes_only=shapes_only,
+        clock=clock,
     )
     before = _Running.options if running else None
     real = 0 if running else torch.cuda.device_count()
@@ -117,32 +127,6 @@ class _Running:
     """The options of the virtual GPUs that `gpus` started last in this process."""
 
     options: Options | None = None
-
-
-def _options(
-    count: int | None,
-    gpu: str | Gpu | Sequence[str | Gpu] | None,
-    link: str | Link | None,
-    memory: int | str | None,
-    gpus_per_node: int | None,
-    between_nodes: str | Link | None,
-    shapes_only: bool,
-    clock: Literal["real", "simulated"],
-) -> Options:
-    if clock not in CLOCKS:
-        raise UserError(f"clock is {clock!r}: give 'real' or 'simulated'.")
-    models = "V100-16GB" if gpu is None else gpu
-    models = models if isinstance(models, (str, Gpu)) else tuple(models)
-    options = Options(
-        gpus=len(find_gpus(models, count)),
-        gpu=models,
-        gpus_per_node=gpus_per_node,
-        between_nodes=between_nodes,
-        memory=None if memory is None else size_in_bytes(memory),
-        shapes_only=shapes_only,
-        clock=clock,
-    )
-    return options if link is None else replace(options, link=link)
 
 
 def _announcement(count: int, real: int) -> str:
