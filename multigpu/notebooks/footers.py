@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from multigpu.course import LESSONS, Lesson, Notebook, find_root
+from multigpu.course import LESSONS, Lesson, find_root
 from multigpu.errors import UserError
 from multigpu.files import atomic
 from multigpu.notebooks import pairing, source
@@ -63,8 +63,7 @@ def expected(root: Path) -> Iterator[tuple[Path, str]]:
         page = root / "lessons" / lesson.slug / "README.md"
         body = page.read_text(encoding="utf-8").partition(PAGE_FOOTER)[0].rstrip()
         yield page, f"{body}\n\n{PAGE_FOOTER}\n{_page_footer(LESSONS, place)}\n"
-    notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
-    for place, (_, notebook) in enumerate(notebooks):
+    for notebook in (one for lesson in LESSONS for one in lesson.notebooks):
         if source.path_of(notebook.stem, root):
             continue  # source.read makes the last cell
         script = root / "scripts" / f"{notebook.stem}.py"
@@ -72,7 +71,8 @@ def expected(root: Path) -> Iterator[tuple[Path, str]]:
         if "\n# %%" not in text:
             continue  # a program without cells
         body = text.partition(f"\n{CELL}")[0].rstrip()
-        text = f"{_with_how_to_run(body)}\n\n{CELL}\n{_cell_footer(notebooks, place)}\n"
+        links = "\n".join(f"# {line}" for line in source.footer(notebook.stem).splitlines())
+        text = f"{_with_how_to_run(body)}\n\n{CELL}\n{links}\n"
         yield script, text
 
 
@@ -92,19 +92,6 @@ def _page_footer(lessons: list[Lesson], place: int) -> str:
     return " · ".join(links)
 
 
-def _cell_footer(notebooks: list[tuple[Lesson, Notebook]], place: int) -> str:
-    """The Markdown of a notebook's last cell, as comments; it also works in my-copy/."""
-    lesson, _ = notebooks[place]
-    links = []
-    if place:
-        links.append(_notebook_link(*notebooks[place - 1], "← {}"))
-    links.append("[syllabus](../lessons/README.md)")
-    links.append(f"[page of this lesson](../lessons/{lesson.slug}/README.md)")
-    if place + 1 < len(notebooks):
-        links.append(_notebook_link(*notebooks[place + 1], "{} →"))
-    return " ·\n".join(f"# {link}" for link in links)
-
-
 def _with_how_to_run(script: str) -> str:
     """The script with HOW_TO_RUN as its second cell, after the cell with the title."""
     start = "\n\n# %%"
@@ -112,11 +99,6 @@ def _with_how_to_run(script: str) -> str:
     if f"# %%{rest}".startswith(HOW_TO_RUN_CELL):
         _, _, rest = rest.partition(start)
     return f"{title}\n\n{HOW_TO_RUN_CELL}\n{HOW_TO_RUN}{start}{rest}"
-
-
-def _notebook_link(lesson: Lesson, notebook: Notebook, form: str) -> str:
-    name = form.format(f"{lesson.number} {notebook.name}")
-    return f"[{name}]({notebook.stem}.ipynb)"
 
 
 def _front_page_table() -> str:

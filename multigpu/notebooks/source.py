@@ -72,8 +72,8 @@ def read(path: Path, root: Path) -> "NotebookNode":
                     f"the cell empty, because its text is that of scripts/{stem}.py."
                 )
             cell.source = program_text(script, program, name)
-    if footer := _footer(path.stem):
-        notebook.cells.append(new_markdown_cell(footer, metadata={"tags": ["footer"]}))
+    if links := footer(path.stem):
+        notebook.cells.append(new_markdown_cell(links, metadata={"tags": ["footer"]}))
     notebook.metadata = type(notebook)()
     return notebook
 
@@ -140,7 +140,7 @@ def form_problems(notebook: "NotebookNode") -> list[str]:
     return problems
 
 
-def _footer(stem: str) -> str:
+def footer(stem: str) -> str:
     """The links at a notebook's end; "" for one that is not in the table of lessons."""
     notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
     places = [i for i, (_, one) in enumerate(notebooks) if one.stem == stem.removesuffix(MORE)]
