@@ -241,17 +241,18 @@ def stored_line(stem: str) -> str:
 def trained_line(name: str, stem: str) -> str:
     """The row of a script of plain torch: what a run gives, and its notebook's proof."""
     devices, launcher = TRAINED[stem]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if devices.endswith("cpu") else {}
     with tempfile.TemporaryDirectory() as out:
         script = ROOT / "scripts" / f"{stem}.py"
         subprocess.run(
             [sys.executable, *launcher, script, "--out", out],
             check=True,
             stdout=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | hidden,
         )
         found = json.loads((Path(out) / "metrics.json").read_text())
     verdicts = re.findall(r"^proof: .*: (\w+)\s*$", printed(stem), re.MULTILINE)
-    proof = f"proof {verdicts[-1]}" if verdicts else "the reference"
+    proof = "the reference" if stem == "PT_CNN_SingleGPU" else f"proof {verdicts[-1]}"
     return (
         f"| {name} | {devices} | loss {found['loss']:.2f} | accuracy {found['accuracy']:.2f} "
         f"| {proof} |"
