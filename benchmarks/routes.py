@@ -2,7 +2,7 @@
 
 It writes lessons/routes.md and lessons/four-ways.png. A row of the table has three sources:
 - loss, accuracy and proof: a run of the lesson's script, and the proof in its stored notebook;
-  for lessons 07 to 13 the last line of the notebook, which CI runs again
+  for lessons 09 to 13 the last line of the notebook, which CI runs again
 - the simulated step: the third step of the route on virtual GPUs, shape-only, so the number is
   the same on every machine
 - the measured speed: images/s of the lesson's script ÷ lesson 01's, on this machine's CPU
@@ -43,9 +43,13 @@ MICRO_BATCHES = 4
 TRAINING_IMAGES = 1437
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 TORCHRUN += ["--nproc-per-node=2"]
-LAUNCHERS = {"PT_CNN_Pipeline": TORCHRUN, "PT_CNN_MultiGPU": TORCHRUN}
+LAUNCHERS = {
+    "PT_CNN_Pipeline": TORCHRUN,
+    "PT_CNN_MultiGPU": TORCHRUN,
+    "TF_CNN_MultiNode": TORCHRUN,
+}
 VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
-# The scripts of plain torch: their devices, and how they are started.
+# The scripts that print a line an epoch: their devices, and how they are started.
 TRAINED = {
     "PT_CNN_SingleGPU": ("1 × cpu", []),
     "PT_CNN_DataParallel": ("2 × virtual GPU", [*VIRTUAL, "2"]),
@@ -54,6 +58,9 @@ TRAINED = {
     "PT_CNN_DDPSpawn": ("2 × cpu", []),
     "PT_CNN_MultiGPU": ("2 × cpu", TORCHRUN),
     "PT_CNN_HybridParallel": ("4 × virtual GPU", [*VIRTUAL, "4", *TORCHRUN]),
+    "TF_CNN_MultiGPU": ("2 × cpu", []),
+    "TF_CNN_CustomLoop": ("2 × cpu", []),
+    "TF_CNN_MultiNode": ("2 × cpu", TORCHRUN),
 }
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
@@ -211,7 +218,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     ),
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
-    "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
+    "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", []),
     "09 Lightning-style Trainer": (two_ranks(_trained), "PTL_multiGPU", ["--devices", "2"]),
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
@@ -239,7 +246,7 @@ def stored_line(stem: str) -> str:
 
 
 def trained_line(name: str, stem: str) -> str:
-    """The row of a script of plain torch: what a run gives, and its notebook's proof."""
+    """The row of a script in TRAINED: what a run gives, and its notebook's proof."""
     devices, launcher = TRAINED[stem]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if devices.endswith("cpu") else {}
     with tempfile.TemporaryDirectory() as out:
