@@ -54,7 +54,7 @@ def fit_scaled(batches, factor, state, max_norm):
 
 # %% jupyter={"source_hidden": true}
 # setup
-from multigpu import vgpu
+import multigpu
 from multigpu.exercise import Exercise
 from multigpu.exercise.verdicts import difference
 from multigpu.trainer.loops.precision import Precision
@@ -115,7 +115,7 @@ def metered(width, optimizer, precision):
 
     A batch of one row keeps the activations below 1% of the bytes.
     """
-    with vgpu.running(1, gpu="A100-40GB", compute=False) as (device,):
+    with multigpu.gpus(1, gpu="A100-40GB", shapes_only=True) as (device,):
         numbers = Precision(precision, device)
         layers = nn.Linear(1, width, bias=False), nn.Linear(width, width, bias=False)
         net = numbers.convert_module(nn.Sequential(*layers)).to(device)
@@ -125,7 +125,7 @@ def metered(width, optimizer, precision):
             stepper.zero_grad(set_to_none=False)
             with numbers.context():
                 loss = net(row).sum()
-            used = sum(vgpu.memory_held(net, stepper)[device].values())
+            used = sum(multigpu.memory_held(net, stepper)[device].values())
             loss.backward()
             stepper.step()
         return sum(weight.numel() for weight in net.parameters()), used
