@@ -51,7 +51,7 @@ SUBJECTS = {
     ),
     "checkpoints": (
         ("heckpoint",),
-        "ModelCheckpoint, Trainer.fit(ckpt_path)",
+        "ModelCheckpoint, fit(ckpt_path)",
     ),
     "the line of an epoch": (
         ("history", "print(f'epoch", "Epochs(", "line"),

@@ -51,9 +51,9 @@ def test_two_ranks_learn_what_one_learns(in_forks, few_digits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", list(FAULTS)[:2])
-def test_with_a_fault_the_proof_fails(in_forks, tmp_path, few_digits, fault):
+def test_with_a_fault_the_proof_does_not_hold(in_forks, tmp_path, few_digits, fault):
     found = proved(planted(tmp_path, "PTL_multiGPU", FAULTS[fault]), few_digits())
-    assert found.verdict == "fails", str(found)
+    assert found.verdict != "holds", str(found)
 
 
 def weights(folder) -> list[torch.Tensor]:

@@ -47,11 +47,16 @@ def test_two_devices_learn_what_one_learns(in_forks, few_digits, flags, how):
 
 
 @pytest.mark.slow
-def test_where_repeated_images_count_the_proof_fails(in_forks, tmp_path, few_digits):
-    fault = "arange = torch.arange\n"
-    fault += "lesson.torch.arange = lambda *a, **k: torch.zeros_like(arange(*a, **k))"
+def test_where_repeated_images_count_the_proof_does_not_hold(in_forks, tmp_path, few_digits):
+    fault = """
+def mean_of_all_rows(self, losses):
+    self.log("loss", losses.mean(), on_step=False, on_epoch=True)
+    return losses.mean()
+
+lesson.LitCNN.training_step_end = mean_of_all_rows
+"""
     found = proved(planted(tmp_path, "PTL_Precision", fault), few_digits())
-    assert found.verdict == "fails", str(found)
+    assert found.verdict != "holds", str(found)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The device of a rank, on machines with simulated numbers of GPUs."""
 
-
 import pytest
 import torch
 
