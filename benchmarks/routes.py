@@ -2,7 +2,7 @@
 
 It writes lessons/routes.md and lessons/four-ways.png. A row of the table has three sources:
 - loss, accuracy and proof: a run of the lesson's script, and the proof in its stored notebook;
-  for lessons 09 to 13 the last line of the notebook, which CI runs again
+  for notebooks with cells in their script the notebook's last line, which CI runs again
 - the simulated step: the third step of the route on virtual GPUs, shape-only, so the number is
   the same on every machine
 - the measured speed: images/s of the lesson's script ÷ lesson 01's, on this machine's CPU
@@ -49,7 +49,7 @@ LAUNCHERS = {
     "TF_CNN_MultiNode": TORCHRUN,
 }
 VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
-# The scripts that print a line an epoch: their devices, and how they are started.
+# The scripts without notebook cells: their devices, and how they are started.
 TRAINED = {
     "PT_CNN_SingleGPU": ("1 × cpu", []),
     "PT_CNN_DataParallel": ("2 × virtual GPU", [*VIRTUAL, "2"]),
@@ -61,7 +61,11 @@ TRAINED = {
     "TF_CNN_MultiGPU": ("2 × cpu", []),
     "TF_CNN_CustomLoop": ("2 × cpu", []),
     "TF_CNN_MultiNode": ("2 × cpu", TORCHRUN),
+    "PTL_multiGPU": ("2 × cpu", TORCHRUN),
+    "PTL_Precision": ("1 × virtual GPU", [*VIRTUAL, "1"]),
 }
+# More flags of the scripts that are trained.
+TRAINED_BY = {"PTL_Precision": ["--precision", "16"]}
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
 # ---- simulated ------------------------------------------------------------------------------
@@ -246,13 +250,13 @@ def stored_line(stem: str) -> str:
 
 
 def trained_line(name: str, stem: str) -> str:
-    """The row of a script in TRAINED: what a run gives, and its notebook's proof."""
+    """The row of a script without cells: what a run gives, and its notebook's proof."""
     devices, launcher = TRAINED[stem]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if devices.endswith("cpu") else {}
     with tempfile.TemporaryDirectory() as out:
         script = ROOT / "scripts" / f"{stem}.py"
         subprocess.run(
-            [sys.executable, *launcher, script, "--out", out],
+            [sys.executable, *launcher, script, "--out", out, *TRAINED_BY.get(stem, [])],
             check=True,
             stdout=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | hidden,
@@ -341,7 +345,7 @@ TEXT = """# All routes side by side
 
 Written by `python benchmarks/routes.py`. The first columns are what the lessons' scripts and
 notebooks print: the same model, data, seed and global batch (64) by each route, with the same
-result.
+result. Lesson 11's proof compares test losses and accuracies, because weights differ.
 
 - **Simulated**: one step of the wider CNN of lesson 03 with {batch:,} images, on V100s with
   NVLink2, and the speed-up over one GPU. Lesson 11 has one GPU, with matrix products and

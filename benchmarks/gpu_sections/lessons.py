@@ -38,10 +38,9 @@ class Run:
     proves: bool = True
 
 
-def runs(gpus: int, device: str) -> Iterator[Run]:
-    """All runs on a machine with this many GPUs; `device` is "cuda" or "cpu"."""
+def runs(gpus: int) -> Iterator[Run]:
+    """All runs on a machine with this many GPUs."""
     ranks = min(2, gpus)
-    accelerator = "gpu" if device == "cuda" else "cpu"
     yield Run("PT_CNN_SingleGPU", proves=False)
     yield Run("PT_CNN_DataParallel", ("--devices", ranks), proves=False)
     yield Run("PT_CNN_ModelParallel", gpus=2, proves=False)
@@ -51,17 +50,17 @@ def runs(gpus: int, device: str) -> Iterator[Run]:
     yield Run("PT_CNN_MultiGPU", (), "under torchrun, 2 ranks", gpus=2, proves=False)
     yield Run("PT_CNN_MultiGPU", ("--amp",), "with --amp", proves=False)
     yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
-    yield Run("PTL_multiGPU", ("--accelerator", accelerator, "--devices", ranks))
+    yield Run("PTL_multiGPU", ("--devices", ranks), proves=False)
     exact = ("ddp", "horovod", "bagua:gradient_allreduce")
     yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", *exact), "ranks")
     yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", "dp"), "dp")
     # Compressed strategies equal no serial run; lesson 10 says how far they are from it.
     yield Run("PTL_Compressed", ("--ranks", ranks), gpus=2, proves=False)
     yield Run("PTL_Decentralized", ("--ranks", ranks), gpus=2, proves=False)
-    yield Run("PTL_NodeBatch")
-    flags = ("--accelerator", accelerator, "--devices", 1, "--precision")
+    yield Run("PTL_NodeBatch", ("--each", ranks), proves=False)
     for precision in ("32", "16", "bf16"):
-        yield Run("PTL_Precision", (*flags, precision), precision)
+        flags = ("--devices", 1, "--precision", precision)
+        yield Run("PTL_Precision", flags, precision, proves=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -138,7 +137,7 @@ def real(section: Section) -> None:
         section.skip("lessons 07 and 08", "gpu-check tests PyTorch alone")
     gpus = int(section.card.facts.get("gpus", 2))
     chosen = []
-    for run in runs(gpus, section.device.type):
+    for run in runs(gpus):
         if run.gpus > gpus:
             section.skip(run.stem, f"it needs {run.gpus} GPUs, and this machine has {gpus}")
         elif not section.quick or (run.stem, run.what) in REHEARSED:

@@ -141,12 +141,12 @@ LITTLE = f"from multigpu.launch import room\nroom.available_memory = lambda: {GI
     ("stem", "flags"),
     [
         ("PTL_Strategies", ("--strategy", "ddp", "--ranks", 99)),
-        ("PTL_multiGPU", ("--devices", 99, "--accelerator", "cpu")),
+        ("PTL_multiGPU", ("--devices", 99)),
     ],
 )
 def test_a_script_refuses_what_memory_cannot_hold(tmp_path, stem: str, flags: tuple):
     done = run_script(planted(tmp_path, stem, LITTLE), *flags, "--out", tmp_path / "o")
-    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
+    assert done.returncode and "Traceback" not in done.stdout, done.stdout
     (error,) = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert "99 processes" in error and "5 or fewer" in error
 

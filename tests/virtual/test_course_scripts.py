@@ -12,23 +12,13 @@ EXACT = ["dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allred
 OTHERS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async")
 # Lesson → (GPUs, launcher, script, more flags)
 RUNS = {
-    "09": (2, TORCHRUN, "PTL_multiGPU", ("--accelerator", "gpu")),
     "10": (2, (), "PTL_Strategies", ("--strategy", *EXACT)),
     "10, ddp2": (4, (), "PTL_Strategies", ("--strategy", "ddp2")),
-    "11, fp16 with its scaler": (
-        1,
-        (),
-        "PTL_Precision",
-        ("--precision", "16-mixed", "--accelerator", "gpu"),
-    ),
     "12": (2, TORCHRUN, "PT_CNN_Elastic", ()),
     "13": (2, (), "PT_CNN_Scaling", ("--spawn", 2)),
 }
 
 
-# One for each way to use several GPUs; `make test-jobs` runs all.
-ALWAYS = ("11, fp16 with its scaler",)
-MORE = [name for name in RUNS if name not in ALWAYS]
 on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
 
 
@@ -40,9 +30,8 @@ def prove(folder, gpus: int, launcher: tuple, script: object, flags: tuple):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lesson", [*ALWAYS, *(pytest.param(name, marks=on_request) for name in MORE)]
-)
+@on_request
+@pytest.mark.parametrize("lesson", RUNS)
 def test_a_lessons_proof_holds_on_cuda(tmp_path, lesson):
     gpus, launcher, stem, flags = RUNS[lesson]
     done = prove(tmp_path, gpus, launcher, ROOT / "scripts" / f"{stem}.py", flags)
