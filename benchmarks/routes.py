@@ -43,7 +43,7 @@ MICRO_BATCHES = 4
 TRAINING_IMAGES = 1437
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 TORCHRUN += ["--nproc-per-node=2"]
-LAUNCHERS = {"PT_CNN_Pipeline": TORCHRUN, "PT_CNN_MultiGPU": TORCHRUN}
+LAUNCHERS = dict.fromkeys(("PT_CNN_Pipeline", "PT_CNN_MultiGPU", "PT_CNN_Scaling"), TORCHRUN)
 VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
 # The scripts of plain torch: their devices, and how they are started.
 TRAINED = {
@@ -54,6 +54,7 @@ TRAINED = {
     "PT_CNN_DDPSpawn": ("2 × cpu", []),
     "PT_CNN_MultiGPU": ("2 × cpu", TORCHRUN),
     "PT_CNN_HybridParallel": ("4 × virtual GPU", [*VIRTUAL, "4", *TORCHRUN]),
+    "PT_CNN_Scaling": ("2 × cpu", TORCHRUN),
 }
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
@@ -216,7 +217,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
     "12 elastic": (None, "PT_CNN_Elastic", None),
-    "13 scaling": (replicas, "PT_CNN_Scaling", ["--spawn", "2"]),
+    "13 scaling": (replicas, "PT_CNN_Scaling", []),
 }
 # The first two train with strategies that are not exact, the third trains another model.
 NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch")

@@ -33,7 +33,7 @@ RUNS = {
         {},
     ),
     "12": (f"{TWO} PT_CNN_Elastic.py", {}),
-    "13": ("PT_CNN_Scaling.py --spawn 2", {"reference": "--spawn 1"}),
+    "13": (f"{TWO} PT_CNN_Scaling.py", {}),
 }
 ALWAYS = ("03",)
 ALL = bool(os.environ.get("ALL_PROOFS"))

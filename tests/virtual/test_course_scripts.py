@@ -22,7 +22,6 @@ RUNS = {
         ("--precision", "16-mixed", "--accelerator", "gpu"),
     ),
     "12": (2, TORCHRUN, "PT_CNN_Elastic", ()),
-    "13": (2, (), "PT_CNN_Scaling", ("--spawn", 2)),
 }
 
 
