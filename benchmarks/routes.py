@@ -46,6 +46,7 @@ TORCHRUN += ["--nproc-per-node=2"]
 LAUNCHERS = {
     "PT_CNN_Pipeline": TORCHRUN,
     "PT_CNN_MultiGPU": TORCHRUN,
+    "PT_CNN_Scaling": TORCHRUN,
     "TF_CNN_MultiNode": TORCHRUN,
 }
 VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
@@ -63,6 +64,8 @@ TRAINED = {
     "TF_CNN_MultiNode": ("2 × cpu", TORCHRUN),
     "PTL_multiGPU": ("2 × cpu", TORCHRUN),
     "PTL_Precision": ("1 × virtual GPU", [*VIRTUAL, "1"]),
+    "PT_CNN_Elastic": ("2 × cpu", TORCHRUN),
+    "PT_CNN_Scaling": ("2 × cpu", TORCHRUN),
 }
 # More flags of the scripts that are trained.
 TRAINED_BY = {"PTL_Precision": ["--precision", "16"]}
@@ -205,8 +208,8 @@ replicas = two_ranks(_replica)
 # ---- the routes --------------------------------------------------------------------------
 # The route's name in the notebook's last line → its simulation, its script's stem, and the
 # flags with which it is measured. The simulation is None for TensorFlow, which has no virtual
-# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured. Lesson 12's
-# run changes from two ranks to one: its steps are those of lessons 05 and 01.
+# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured, and for
+# lesson 12's, whose steps are lesson 05's.
 
 ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
@@ -227,7 +230,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
     "12 elastic": (None, "PT_CNN_Elastic", None),
-    "13 scaling": (replicas, "PT_CNN_Scaling", ["--spawn", "2"]),
+    "13 scaling": (replicas, "PT_CNN_Scaling", []),
 }
 # The first two train with strategies that are not exact, the third trains another model.
 NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch")
@@ -357,8 +360,7 @@ result. Lesson 11's proof compares test losses and accuracies, because weights d
   more than it saves. Routes on virtual GPUs are not measured. TensorFlow's two devices are
   parts of one process, with as many threads as cores; TensorFlow has no virtual GPUs, so it
   is not simulated.
-- Lesson 12's run starts with two ranks. One of them is killed, and the run ends with one rank.
-  A step on two ranks is lesson 05's, on one rank lesson 01's.
+- Lesson 12's run here is one that nothing stops: its steps are lesson 05's.
 
 | Route | Devices | Loss | Accuracy | Proof | Simulated step | Measured |
 |---|---|---|---|---|---|---|

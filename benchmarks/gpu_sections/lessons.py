@@ -50,6 +50,7 @@ def runs(gpus: int) -> Iterator[Run]:
     yield Run("PT_CNN_MultiGPU", (), "under torchrun, 2 ranks", gpus=2, proves=False)
     yield Run("PT_CNN_MultiGPU", ("--amp",), "with --amp", proves=False)
     yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
+    yield Run("PT_CNN_Scaling", (), "under torchrun", proves=False)
     yield Run("PTL_multiGPU", ("--devices", ranks), proves=False)
     exact = ("ddp", "horovod", "bagua:gradient_allreduce")
     yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", *exact), "ranks")
@@ -78,6 +79,7 @@ NAMED = {
     "PT_CNN_DDPSpawn",
     "PT_CNN_MultiGPU",
     "PT_CNN_HybridParallel",
+    "PT_CNN_Scaling",
     "PTL_multiGPU",
     "PTL_Strategies",
     "PTL_NodeBatch",

@@ -20,10 +20,15 @@ ROUTES = {
     "TF_CNN_MultiNode": (),
     "PTL_multiGPU": ("--devices", 3),
     "PTL_Precision": ("--devices", 3),
-    "PT_CNN_Scaling": ("--spawn", 2),
+    "PT_CNN_Scaling": (),
 }
-# Of scripts that torchrun starts.
-RANKS = {"PT_CNN_Pipeline": 3, "PT_CNN_MultiGPU": 2, "TF_CNN_MultiNode": 2}
+# Ranks of scripts that torchrun starts.
+RANKS = {
+    "PT_CNN_Pipeline": 3,
+    "PT_CNN_MultiGPU": 2,
+    "PT_CNN_Scaling": 2,
+    "TF_CNN_MultiNode": 2,
+}
 # Scripts that need virtual GPUs, and how many.
 GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}
 FLAGS = ("--epochs", 3, "--lr", 0.1)

@@ -32,7 +32,7 @@ RUNS = {
     "11, 32 bit, dp": ("PTL_Precision.py --strategy dp --devices 2", {"gpus": 2}),
     "11, 16 bit": (f"{TWO} PTL_Precision.py --precision bf16", {}),
     "12": (f"{TWO} PT_CNN_Elastic.py", {}),
-    "13": ("PT_CNN_Scaling.py --spawn 2", {"reference": "--spawn 1"}),
+    "13": (f"{TWO} PT_CNN_Scaling.py", {}),
 }
 ALWAYS = ("03",)
 ALL = bool(os.environ.get("ALL_PROOFS"))

@@ -15,7 +15,6 @@ RUNS = {
     "10": (2, (), "PTL_Strategies", ("--strategy", *EXACT)),
     "10, ddp2": (4, (), "PTL_Strategies", ("--strategy", "ddp2")),
     "12": (2, TORCHRUN, "PT_CNN_Elastic", ()),
-    "13": (2, (), "PT_CNN_Scaling", ("--spawn", 2)),
 }
 
 
