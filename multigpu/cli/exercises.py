@@ -103,7 +103,7 @@ def release(
 
 
 def grade(
-    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
+    lesson: Annotated[str, typer.Argument(help="Such as lessons/02-data-parallel, or 02.")],
     submissions: Annotated[
         Path,
         typer.Argument(
@@ -115,25 +115,11 @@ def grade(
     jobs: Annotated[
         int, typer.Option(min=1, help="How many submissions at a time; default: one a core.")
     ] = os.cpu_count() or 1,
-    override: Annotated[
+    roster: Annotated[
         Path | None,
         typer.Option(
-            help="Points by hand, with reasons: a CSV or JSON file of student, question, "
-            "points, reason. Later runs keep them."
-        ),
-    ] = None,
-    late: Annotated[
-        str | None,
-        typer.Option(
-            help="A rule such as 'deadline=2026-11-30T23:59+01:00 10%/day max 50%', or none. "
-            "Later runs keep it."
-        ),
-    ] = None,
-    times: Annotated[
-        Path | None,
-        typer.Option(
-            help="When students handed in: a CSV or JSON file of student, submitted (such as "
-            "2026-11-30T23:12+01:00). Later runs keep it."
+            help="Who is in the class: a CSV file with the column student, Canvas's export "
+            "of its gradebook, or Moodle's grading worksheet."
         ),
     ] = None,
     assignment: Annotated[
@@ -146,6 +132,10 @@ def grade(
     regrade: Annotated[
         bool, typer.Option("--regrade", help="Print what has changed since the last run.")
     ] = False,
+    gradescope: Annotated[
+        Path | None,
+        typer.Option(help="Write Gradescope's results.json, for one submission."),
+    ] = None,
     unsafe_no_sandbox: Annotated[
         bool,
         typer.Option(
@@ -166,16 +156,15 @@ def grade(
         None if unsafe_no_sandbox else _sandbox(),
         jobs,
         solutions,
-        override,
-        late,
+        roster,
         assignment,
         pseudonyms,
         regrade,
-        times,
+        gradescope,
     )
     if unsafe_no_sandbox:
         warn("no sandbox: a submission can read, change and delete all your files.")
-    announce("running the solution first, which takes some seconds")
+    announce("the solution runs first, unless it has been checked already")
     with _Progress() as progress:
         try:
             lines = batch.run(options, progress.show)

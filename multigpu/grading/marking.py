@@ -52,9 +52,7 @@ def write(
     data = {
         "given": solution.sources("given"),
         "answers": task.answers,
-        "needed": {}
-        if own_needs
-        else {q.name: solution.answer(q) for q in solution.questions},
+        "needed": {} if own_needs else solution.answers(),
         "needs": {question.name: question.needs for question in solution.questions},
         "secret": secret,
         "sandbox": sandbox,
@@ -176,5 +174,5 @@ def _result(question: Question, answers: Answers, run: Outcome, blank: bool) -> 
         answer=answers.sources.get(question.name, ""),
         blank=blank,
         printed=run.printed.get(question.name, ""),
-        notes=[note for note in answers.notes if note.startswith(f"{question.name}:")],
+        notes=[note.text for note in answers.notes if note.question == question.name],
     )

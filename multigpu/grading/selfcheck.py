@@ -20,7 +20,7 @@ def check(path: Path) -> list[QuestionResult]:
     which is the same. Raises UserError if the notebook cannot be read.
     """
     notebook = read_released(path)
-    texts = {question.name: notebook.answer(question) for question in notebook.questions}
+    texts = notebook.answers()
     answers = Answers(texts)
     with (
         Pool(1, SECONDS) as pool,

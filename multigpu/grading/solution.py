@@ -99,15 +99,20 @@ class Solution:
         """The solution's text."""
         return self.notebook.cells[question.cell].source
 
+    def answers(self) -> dict[str, str]:
+        """The solution's text of each question."""
+        return {question.name: self.answer(question) for question in self.questions}
+
     def released_answer(self, question: Question) -> str:
         """The answer cell's text as a student gets it."""
         return without_solution(self.answer(question))
 
 
 def slug_of(lesson: str) -> str:
-    """The slug of a lesson that is named by its slug or number. Raises UserError."""
+    """The slug of a lesson: by its slug, its number or its folder's path. Raises UserError."""
     slugs = sorted(each.slug for each in LESSONS)
-    number = lesson.zfill(2) if lesson.isdecimal() else lesson
+    name = Path(lesson).name
+    number = name.zfill(2) if name.isdecimal() else name
     for slug in slugs:
         if number in (slug, slug.partition("-")[0]):
             return slug
