@@ -1,6 +1,7 @@
 """The commands of exercises and grading: exercise, release, grade."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -165,24 +166,33 @@ def grade(
     if unsafe_no_sandbox:
         warn("no sandbox: a submission can read, change and delete all your files.")
     announce("the solution runs first, unless it has been checked already")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _interrupt)
     with _Progress() as progress:
         try:
             lines = batch.run(options, progress.show)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             progress.close()
-            raise SystemExit(_interrupted(progress.done, output)) from None
+            _say_what_is_kept(progress.done, output)
+            number = error.args[0] if error.args else signal.SIGINT
+            raise SystemExit(128 + number) from None
     for line in lines:
         print(line)
 
 
-def _interrupted(done: int, output: Path) -> int:
-    """Print what is kept of an interrupted run. Returns the exit code, 128 + SIGINT."""
+def _interrupt(number: int, frame: object) -> None:
+    """End as Ctrl-C does, whose way out ends all processes and removes temporary files."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
+def _say_what_is_kept(done: int, output: Path) -> None:
     print(
         f"interrupted: {pluralize(done, 'submission')} graded and kept in {output}; the same "
         f"command goes on from there.",
         file=sys.stderr,
     )
-    return 130
 
 
 def _sandbox() -> str:

@@ -47,6 +47,7 @@ class Check:
     right       whether all of them are right
     stopped     whether an error ended the check
     timed_out   whether that error is that it took too long
+    starved     whether a process of the answer's had no core for much of the time
     printed     what the student's code printed
     """
 
@@ -68,6 +69,7 @@ class Check:
         self.printed = ""
         self._cells = cells
         self._new_session = new_session
+        self.starved = False
         self._session: Session | None = None
 
     # ---- the student's code -----------------------------------------------------------------
@@ -135,6 +137,7 @@ class Check:
 
     def _keep_output(self, sessions: Sequence[Session]) -> None:
         for session in sessions:
+            self.starved = self.starved or session.starved
             self.printed += session.printed.decode(errors="replace")
 
     def close(self) -> None:

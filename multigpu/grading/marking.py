@@ -93,11 +93,13 @@ class Outcome:
 
     parts     (question, title) to (status, lines)
     problem   why the machine could not run it; "" if it could
+    starved   whether a check took too long and waited for a core in that time
     """
 
     parts: dict[tuple[str, str], tuple[str, list[str]]] = field(default_factory=dict)
     printed: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    starved: bool = False
 
     @property
     def blocked(self) -> bool:
@@ -134,6 +136,7 @@ def outcome(cells: list[dict[str, Any]], record: Path) -> Outcome:
         recorded = []
     for each in recorded:
         key = each["question"], each["title"]
+        found.starved = found.starved or each["starved"]
         status, lines = found.parts.get(key, ("", []))
         if status == "right" and not each["right"]:
             # nbval compares text. A student's text must not be able to please it.

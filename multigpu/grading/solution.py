@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from multigpu.course import LESSONS, find_root
 from multigpu.errors import UserError, did_you_mean
+from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.sources import answer_of, is_given, needs_of
 from multigpu.notebooks import cells
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Role = Literal["setup", "given", "answer", "check", "text"]
 SOLUTION = "solution.ipynb"
 LESSON = re.compile(r"""\bExercise\(\s*["']([\w-]+)["']""")
+SECONDS_OF = re.compile(r"""\bExercise\([^)]*\bseconds\s*=\s*([\d.]+)""")
 BEGIN = re.compile(r"^[ \t]*### BEGIN SOLUTION[ \t]*$", re.MULTILINE)
 END = re.compile(r"^[ \t]*### END SOLUTION[ \t]*$", re.MULTILINE)
 SETUP = re.compile(r"\s*# setup\s*$", re.MULTILINE)
@@ -89,6 +91,13 @@ class Solution:
     @property
     def points(self) -> float:
         return sum(question.points for question in self.questions)
+
+    @property
+    def seconds(self) -> float:
+        """What a check of an answer may take, as the exercise says."""
+        setup = "\n".join(self.sources("setup"))
+        said = SECONDS_OF.search(setup)
+        return float(said[1]) if said else SECONDS
 
     def sources(self, role: Role) -> list[str]:
         """The texts of the cells of a role."""

@@ -106,6 +106,16 @@ def verdict_of_guess(answer, capsys, **how):
     return capsys.readouterr().out.strip()
 
 
+def test_memory_that_a_check_lacks_is_a_wrong_verdict(capsys):
+    """An answer decides on the size of what it returns."""
+    with exercise("def f(x):\n    return x").check("f", "t", points=1) as student:
+        student.call("f", 1)
+        raise MemoryError
+    assert (
+        "wrong: the code returned something unexpected: MemoryError" in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True", "torch.tensor(12)"])
 def test_a_guess_within_the_distance_is_right(capsys, answer):
     assert verdict_of_guess(answer, capsys) == "right: this is the size"

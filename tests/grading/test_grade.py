@@ -2,13 +2,21 @@
 
 import errno
 import json
+import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
+import psutil
 import pytest
 import small_exercise
 from known import graded, notebook, reference
@@ -16,7 +24,8 @@ from known import graded, notebook, reference
 from multigpu import sandbox
 from multigpu.cli import exercises
 from multigpu.errors import UserError
-from multigpu.grading import batch, grade, marking
+from multigpu.exercise import budget
+from multigpu.grading import batch, grade, marking, temporary
 from multigpu.grading.grade import Settings
 from multigpu.grading.marking import Outcome
 from multigpu.grading.pool import Pool
@@ -178,6 +187,41 @@ def test_a_stored_outcome_that_is_damaged_is_made_again(small, tmp_path, pool):
     assert graded(small, submissions, tmp_path / "out", pool)["a"] == first["a"]
 
 
+def test_what_had_no_core_runs_again_alone(small, tmp_path, monkeypatch):
+    """The second run of b is right; its first one was late while a ran."""
+    runs = []
+
+    class Jobs:
+        jobs = 2
+
+        def run(self, tasks):
+            runs.append([id for id, _ in tasks])
+            yield from ((id, []) for id, _ in tasks)
+
+    outcomes = {
+        "a": [Outcome()],
+        "b": [Outcome(starved=True), Outcome(printed={"mean": "again"})],
+        "c": [Outcome(problem="the job ended"), Outcome(problem="the job ended")],
+    }
+    monkeypatch.setattr(marking, "record_of", lambda folder, task: task.id)
+    monkeypatch.setattr(marking, "outcome", lambda cells, id: outcomes[id].pop(0))
+    runner = grade.Runner(small, Jobs(), tmp_path, "secret", None)
+    found = {}
+    tasks = [marking.Task(id, {}) for id in outcomes]
+    runner.run(tasks, lambda task, outcome: found.update({task.id: outcome}))
+
+    assert runs == [["a", "b", "c"], ["b"], ["c"]]
+    assert found["b"].printed and not found["b"].starved
+    assert found["c"].blocked
+
+
+def test_an_exercise_says_how_long_a_check_may_take(small):
+    assert small.seconds == 5
+    setup = next(cell for cell in small.notebook.cells if cell.source.startswith("# setup"))
+    setup.source = setup.source.replace(", seconds=5", "")
+    assert small.seconds == budget.SECONDS
+
+
 # ---- the whole command ----------------------------------------------------------------------
 
 
@@ -285,6 +329,53 @@ def test_without_a_sandbox_the_command_says_what_to_do(monkeypatch):
 
     for word in ("not installed", "apt-get install bubblewrap", "--unsafe-no-sandbox"):
         assert word in str(caught.value)
+
+
+ENDLESS = "def mean(tensor):\n    while True: pass"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_no_process_and_no_file(class_of_three, tmp_path, small, number):
+    for name in ("dora", "emil"):
+        (class_of_three / f"{name}.ipynb").write_bytes(notebook(small, {"mean": ENDLESS}))
+    left = tmp_path / "tmp"
+    left.mkdir()
+    command = ["-m", "multigpu.cli", "grade", "05", class_of_three, "-o", tmp_path / "out"]
+    command += ["--solutions", tmp_path / "solutions", "--jobs", "2"]
+    words = [str(word) for word in (sys.executable, *command)]
+    with subprocess.Popen(words, env=os.environ | {"TMPDIR": str(left)}) as grader:
+        wait_for(lambda: list(left.glob("grading-*/*.ipynb")) and in_sandbox(grader.pid))
+        family = psutil.Process(grader.pid).children(recursive=True)
+        grader.send_signal(number)
+    assert len(family) > 4
+    wait_for(lambda: not any(each.is_running() for each in family), "processes are left")
+    if number == signal.SIGKILL:
+        assert list(left.glob("grading-*/*.ipynb")), "a killed run removes nothing"
+        for path in left.iterdir():
+            os.utime(path, (1, 1))
+        with patch("tempfile.tempdir", str(left)), temporary.folder():
+            pass
+    else:
+        assert grader.returncode == 128 + number
+    assert not list(left.glob("grading-*"))
+
+
+def in_sandbox(pid: int) -> bool:
+    """Whether a student's process runs, under the process of a grading."""
+    return sum("fork_server" in " ".join(each.cmdline()) for each in descendants(pid)) > 2
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def wait_for(condition: Callable[[], object], problem: str = "waited in vain") -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, problem
+        time.sleep(0.2)
 
 
 def test_what_is_run_leaves_blank_answers_out(small):
