@@ -11,6 +11,7 @@ import torch
 
 from multigpu.exercise.hub import Call, Hub
 from multigpu.exercise.session import Session, StudentError
+from multigpu.exercise.sources import GIVEN
 from multigpu.exercise.verdicts import difference, shown
 
 MAX_MESSAGE = 400
@@ -133,7 +134,7 @@ class Check:
 
     def _load(self, session: Session) -> None:
         for name, source in self._cells:
-            session.run(name, source)
+            session.run(name, source, given=name.startswith(GIVEN))
 
     def _keep_output(self, sessions: Sequence[Session]) -> None:
         for session in sessions:
@@ -198,7 +199,7 @@ class Check:
         if isinstance(error, StudentError) and error.kind == UNANSWERED:
             self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
         elif isinstance(error, StudentError):
-            own = [line for line in error.lines if not line.startswith("given ")]
+            own = [line for line in error.lines if not line.startswith(GIVEN)]
             line = next(reversed(own or error.lines), "")
             where = f" at {line}" if line else ""
             self.expect(False, f"the code stopped{where[:MAX_MESSAGE]}", _cut(error))

@@ -104,9 +104,9 @@ class Session:
         """The process, whose descendants are also the session's; 0 if unknown or ended."""
         return self.pid if self._end is not None else 0
 
-    def run(self, name: str, source: str) -> None:
-        """Run a cell's text. Raises StudentError."""
-        self._ask({"do": "run", "name": name, "source": source})
+    def run(self, name: str, source: str, given: bool = False) -> None:
+        """Run a cell's text, which is given or an answer. Raises StudentError."""
+        self._ask({"do": "run", "name": name, "source": source, "given": given})
 
     def join(self, hub: Hub, rank: int) -> None:
         """Make this process rank `rank` of a torch.distributed world."""
