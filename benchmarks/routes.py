@@ -45,7 +45,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0
 TORCHRUN += ["--nproc-per-node=2"]
 LAUNCHERS = {"PT_CNN_Pipeline": TORCHRUN, "PT_CNN_MultiGPU": TORCHRUN}
 VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
-# The scripts of plain torch: their devices, and how they are started.
+# The scripts in the new form: their devices, and how they are started.
 TRAINED = {
     "PT_CNN_SingleGPU": ("1 × cpu", []),
     "PT_CNN_DataParallel": ("2 × virtual GPU", [*VIRTUAL, "2"]),
@@ -54,6 +54,7 @@ TRAINED = {
     "PT_CNN_DDPSpawn": ("2 × cpu", []),
     "PT_CNN_MultiGPU": ("2 × cpu", TORCHRUN),
     "PT_CNN_HybridParallel": ("4 × virtual GPU", [*VIRTUAL, "4", *TORCHRUN]),
+    "PTL_Strategies": ("2 × cpu", TORCHRUN),
 }
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
@@ -239,7 +240,7 @@ def stored_line(stem: str) -> str:
 
 
 def trained_line(name: str, stem: str) -> str:
-    """The row of a script of plain torch: what a run gives, and its notebook's proof."""
+    """The row of such a script: what a run gives, and its notebook's last proof."""
     devices, launcher = TRAINED[stem]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if devices.endswith("cpu") else {}
     with tempfile.TemporaryDirectory() as out:

@@ -52,12 +52,11 @@ def runs(gpus: int, device: str) -> Iterator[Run]:
     yield Run("PT_CNN_MultiGPU", ("--amp",), "with --amp", proves=False)
     yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
     yield Run("PTL_multiGPU", ("--accelerator", accelerator, "--devices", ranks))
-    exact = ("ddp", "horovod", "bagua:gradient_allreduce")
-    yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", *exact), "ranks")
-    yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", "dp"), "dp")
-    # Compressed strategies equal no serial run; lesson 10 says how far they are from it.
-    yield Run("PTL_Compressed", ("--ranks", ranks), gpus=2, proves=False)
-    yield Run("PTL_Decentralized", ("--ranks", ranks), gpus=2, proves=False)
+    for name in ("ddp", "horovod", "bagua:gradient_allreduce", "dp"):
+        flags = ("--devices", ranks, "--strategy", name)
+        yield Run("PTL_Strategies", flags, name, proves=False)
+    yield Run("PTL_Compressed", ("--devices", ranks), gpus=2, proves=False)
+    yield Run("PTL_Decentralized", ("--devices", ranks), gpus=2, proves=False)
     yield Run("PTL_NodeBatch")
     flags = ("--accelerator", accelerator, "--devices", 1, "--precision")
     for precision in ("32", "16", "bf16"):

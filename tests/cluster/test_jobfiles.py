@@ -332,16 +332,14 @@ PROVED = {
     "TF_CNN_CustomLoop": "custom loop on 2 replicas equals one device",
     "TF_CNN_MultiNode": "(2 workers on 2 nodes, started by srun)",
     "PTL_multiGPU": "the Trainer on 4 ranks equals one process",
-    "PTL_Strategies": "compared with serial: ddp, horovod, bagua:gradient_allreduce",
-    "PTL_Compressed": "ddp equals one process",
-    "PTL_Decentralized": "ddp equals one process",
     "PTL_NodeBatch": "ddp2 on 2 × 2 ",
     "PTL_Precision": "strategy ddp, precision 32-true, global batch 64",
     "PT_CNN_Elastic": "4 ranks, 1 start, equal a run without a stop",
 }
 STANDALONE = ("SingleGPU", "DataParallel", "ModelParallel", "Pipeline", "DDPSpawn")
 STANDALONE += ("MultiGPU", "HybridParallel")
-EACH_STEM = [*(f"PT_CNN_{name}" for name in STANDALONE), *PROVED]
+BY_TRAINER = ("PTL_Strategies", "PTL_Compressed", "PTL_Decentralized")
+EACH_STEM = [*(f"PT_CNN_{name}" for name in STANDALONE), *BY_TRAINER, *PROVED]
 
 
 def check_results(stem: str, log: str, out: Path) -> None:

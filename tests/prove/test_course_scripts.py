@@ -28,6 +28,19 @@ RUNS = {
     "06": (f"{TWO} PT_CNN_HybridParallel.py", {"gpus": 4}),
     "09": (f"{TWO} PTL_multiGPU.py --accelerator gpu", {}),
     "09, CPU": (f"PTL_multiGPU.py {CPU} 2", {"reference": f"{CPU} 1"}),
+    "10": (f"{TWO} PTL_Strategies.py", {}),
+    "10, by itself": ("PTL_Strategies.py --devices 2", {}),
+    "10, dp": ("PTL_Strategies.py --strategy dp --devices 2", {"gpus": 2}),
+    "10, pipeline": (
+        "PTL_Strategies.py --strategy pipeline --devices 2",
+        {"gpus": 2, "reference": "--strategy dp --devices 1"},  # it needs a GPU for each stage
+    ),
+    "10, spawn": ("PTL_Strategies.py --strategy ddp_spawn --devices 2", {}),
+    "10, horovod": (f"{TWO} PTL_Strategies.py --strategy horovod", {}),
+    "10, Bagua": (
+        "PTL_Strategies.py --strategy bagua:gradient_allreduce --devices 2",
+        {"gpus": 2},
+    ),
     "11": (
         f"{TWO} PTL_Precision.py --precision bf16-mixed --accelerator gpu --strategy ddp",
         {},
