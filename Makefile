@@ -36,7 +36,7 @@ help:
 	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make test-real   run all tests, every program really started"
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
-	@echo "make test-grading  grade answers with known scores, all lessons"
+	@echo "make test-grading  grade answers with known scores, and answers without work, all lessons"
 	@echo "make test-attacks  grade submissions that attack the grader, and write a report"
 	@echo "make test-faults  kill an elastic run 110 times; N=200 writes the report that lesson 12 quotes"
 	@echo "make test-jobs   stop jobs of a real Slurm in each way that a cluster has, and run jobs on virtual GPUs"
@@ -104,11 +104,11 @@ test-mutations: $(INSTALLED)
 	python tests/mutations/run.py
 
 test-grading: $(INSTALLED)
-	@echo "grading about 400 answers with known scores: about 20 minutes on 2 cores"
-	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py
+	@echo "grading about 1,000 answers with known scores: about 40 minutes on 2 cores"
+	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py tests/grading/test_worth.py
 
 test-attacks: $(INSTALLED)
-	@echo "grading about 120 attacks beside honest submissions: under 5 minutes on 2 cores"
+	@echo "grading about 150 attacks beside honest submissions: under 5 minutes on 2 cores"
 	ALL_ATTACKS=1 pytest tests/grading/test_attacks.py
 
 test-faults: $(INSTALLED)

@@ -33,18 +33,18 @@ STARTS = 5
 
 # Writes the time of each start's first step, and of the kill. TIMES is the file.
 TIMED = """
-import os, sys, time
+import os, signal, sys, time
 sys.path.insert(0, {folder!r})
 import PT_CNN_Elastic as lesson
 from multigpu import launch
 def note(what):
     with open(os.environ["TIMES"], "a") as file:
         file.write(f"{{what}} {{time.time()}}\\n")
-kill = os.kill
-def noted_kill(process, number):
+kill = signal.raise_signal
+def noted_kill(number):
     note("death")
-    kill(process, number)
-os.kill = noted_kill
+    kill(number)
+signal.raise_signal = noted_kill
 seen = []
 def first(*_):
     if os.environ["RANK"] == "0" and not seen:
@@ -97,7 +97,7 @@ def restart() -> tuple[float, float]:
         timed.write_text(TIMED.format(folder=str(SCRIPT.parent)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=1"]
-        command += [str(timed), "--epochs", "1", "--kill", "1:12", "--out", f"{name}/out"]
+        command += [str(timed), "--epochs", "1", "--kill", "1", "12", "--out", f"{name}/out"]
         environment = os.environ | {"TIMES": f"{name}/times", "OMP_NUM_THREADS": "1"}
         began = time.time()
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

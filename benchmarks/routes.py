@@ -2,7 +2,7 @@
 
 It writes lessons/routes.md and lessons/four-ways.png. A row of the table has three sources:
 - loss, accuracy and proof: a run of the lesson's script, and the proof in its stored notebook;
-  for lessons 07 to 13 the last line of the notebook, which CI runs again
+  for notebooks with cells in their script the notebook's last line, which CI runs again
 - the simulated step: the third step of the route on virtual GPUs, shape-only, so the number is
   the same on every machine
 - the measured speed: images/s of the lesson's script ÷ lesson 01's, on this machine's CPU
@@ -43,9 +43,14 @@ MICRO_BATCHES = 4
 TRAINING_IMAGES = 1437
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 TORCHRUN += ["--nproc-per-node=2"]
-LAUNCHERS = {"PT_CNN_Pipeline": TORCHRUN, "PT_CNN_MultiGPU": TORCHRUN}
+LAUNCHERS = {
+    "PT_CNN_Pipeline": TORCHRUN,
+    "PT_CNN_MultiGPU": TORCHRUN,
+    "PT_CNN_Scaling": TORCHRUN,
+    "TF_CNN_MultiNode": TORCHRUN,
+}
 VIRTUAL = ["-m", "multigpu.cli", "virtual", "--gpus"]
-# The scripts in the new form: their devices, and how they are started.
+# The scripts without notebook cells: their devices, and how they are started.
 TRAINED = {
     "PT_CNN_SingleGPU": ("1 × cpu", []),
     "PT_CNN_DataParallel": ("2 × virtual GPU", [*VIRTUAL, "2"]),
@@ -54,8 +59,17 @@ TRAINED = {
     "PT_CNN_DDPSpawn": ("2 × cpu", []),
     "PT_CNN_MultiGPU": ("2 × cpu", TORCHRUN),
     "PT_CNN_HybridParallel": ("4 × virtual GPU", [*VIRTUAL, "4", *TORCHRUN]),
+    "TF_CNN_MultiGPU": ("2 × cpu", []),
+    "TF_CNN_CustomLoop": ("2 × cpu", []),
+    "TF_CNN_MultiNode": ("2 × cpu", TORCHRUN),
+    "PTL_multiGPU": ("2 × cpu", TORCHRUN),
     "PTL_Strategies": ("2 × cpu", TORCHRUN),
+    "PTL_Precision": ("1 × virtual GPU", [*VIRTUAL, "1"]),
+    "PT_CNN_Elastic": ("2 × cpu", TORCHRUN),
+    "PT_CNN_Scaling": ("2 × cpu", TORCHRUN),
 }
+# More flags of the scripts that are trained.
+TRAINED_BY = {"PTL_Precision": ["--precision", "16"]}
 WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
 # ---- simulated ------------------------------------------------------------------------------
@@ -195,8 +209,8 @@ replicas = two_ranks(_replica)
 # ---- the routes --------------------------------------------------------------------------
 # The route's name in the notebook's last line → its simulation, its script's stem, and the
 # flags with which it is measured. The simulation is None for TensorFlow, which has no virtual
-# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured. Lesson 12's
-# run changes from two ranks to one: its steps are those of lessons 05 and 01.
+# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured, and for
+# lesson 12's, whose steps are lesson 05's.
 
 ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
@@ -212,12 +226,12 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     ),
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
-    "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
+    "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", []),
     "09 Lightning-style Trainer": (two_ranks(_trained), "PTL_multiGPU", ["--devices", "2"]),
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
     "12 elastic": (None, "PT_CNN_Elastic", None),
-    "13 scaling": (replicas, "PT_CNN_Scaling", ["--spawn", "2"]),
+    "13 scaling": (replicas, "PT_CNN_Scaling", []),
 }
 # The first two train with strategies that are not exact, the third trains another model.
 NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch")
@@ -240,13 +254,13 @@ def stored_line(stem: str) -> str:
 
 
 def trained_line(name: str, stem: str) -> str:
-    """The row of such a script: what a run gives, and its notebook's last proof."""
+    """The row of a script without cells: what a run gives, and its notebook's proof."""
     devices, launcher = TRAINED[stem]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if devices.endswith("cpu") else {}
     with tempfile.TemporaryDirectory() as out:
         script = ROOT / "scripts" / f"{stem}.py"
         subprocess.run(
-            [sys.executable, *launcher, script, "--out", out],
+            [sys.executable, *launcher, script, "--out", out, *TRAINED_BY.get(stem, [])],
             check=True,
             stdout=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | hidden,
@@ -335,7 +349,7 @@ TEXT = """# All routes side by side
 
 Written by `python benchmarks/routes.py`. The first columns are what the lessons' scripts and
 notebooks print: the same model, data, seed and global batch (64) by each route, with the same
-result.
+result. Lesson 11's proof compares test losses and accuracies, because weights differ.
 
 - **Simulated**: one step of the wider CNN of lesson 03 with {batch:,} images, on V100s with
   NVLink2, and the speed-up over one GPU. Lesson 11 has one GPU, with matrix products and
@@ -347,8 +361,7 @@ result.
   more than it saves. Routes on virtual GPUs are not measured. TensorFlow's two devices are
   parts of one process, with as many threads as cores; TensorFlow has no virtual GPUs, so it
   is not simulated.
-- Lesson 12's run starts with two ranks. One of them is killed, and the run ends with one rank.
-  A step on two ranks is lesson 05's, on one rank lesson 01's.
+- Lesson 12's run here is one that nothing stops: its steps are lesson 05's.
 
 | Route | Devices | Loss | Accuracy | Proof | Simulated step | Measured |
 |---|---|---|---|---|---|---|

@@ -101,28 +101,6 @@ class Checkpoint:
         return contents[0]["position"]
 
 
-class Variables:
-    """Keras variables as a part of a checkpoint; each key begins with the variable's position.
-
-    The numbers in Keras's names differ between runs, but the positions stay the same.
-    """
-
-    def __init__(self, variables: list):
-        self.variables_by_name = {
-            f"{index}.{variable.name}": variable for index, variable in enumerate(variables)
-        }
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {
-            name: torch.from_numpy(np.array(variable))
-            for name, variable in self.variables_by_name.items()
-        }
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, variable in self.variables_by_name.items():
-            variable.assign(state[name].numpy())
-
-
 def random_states() -> dict:
     """This process's random states: torch's (CPU and current GPU), numpy's, Python's."""
     name, keys, *rest = np.random.get_state()

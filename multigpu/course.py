@@ -85,7 +85,7 @@ LESSONS = (
     Lesson(
         "07-mirrored-strategy",
         "TensorFlow: MirroredStrategy",
-        75,
+        60,
         (
             Notebook("TF_CNN_MultiGPU", "MirroredStrategy"),
             Notebook("TF_CNN_CustomLoop", "MirroredStrategy by hand", "the loop by hand"),

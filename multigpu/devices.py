@@ -85,16 +85,6 @@ def _gpus_of_slurm() -> int:
     return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 
 
-def serial_device(places: list[torch.device], exact: bool = False) -> torch.device:
-    """The device of the serial run with which a run on `places` is compared.
-
-    It is the first of `places` if that is a real GPU, else the CPU. For `exact` see `pick`.
-    """
-    if exact:
-        compute_exactly()
-    return places[0] if places[0].type == "cuda" else torch.device("cpu")
-
-
 def share_cores(world: World) -> None:
     """Limit torch's threads: the ranks of this node share its cores.
 

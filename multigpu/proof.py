@@ -91,55 +91,6 @@ def compare_with_serial(
     return verdict(claim, difference(fresh, trained), 1e-5)
 
 
-def compare_metrics_with_serial(
-    claim: str,
-    rows: list[dict],
-    fresh: nn.Module,
-    train: TensorDataset,
-    test: TensorDataset,
-    args: Namespace,
-    *,
-    batch_size: int,
-) -> dict:
-    """Train `fresh` serially, on the CPU in 32 bit, and compare test loss and accuracy.
-
-    Use it for runs in 16 bit, which is too coarse to compare weights (lesson 11). The serial
-    run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of images in a
-    global batch. `rows` has each epoch's test_loss and test_accuracy.
-
-    The limits are 5e-3 for the loss after each epoch, and 1e-2 for the accuracy at the end.
-    Prints both verdicts. Returns the loss's verdict if it fails, else the accuracy's.
-    """
-    images, labels = test.tensors
-    losses: list[float] = []
-    accuracies: list[float] = []
-    steps_per_epoch = -(-len(train) // batch_size)
-
-    def evaluate(step: int, model: nn.Module) -> None:
-        if step % steps_per_epoch == 0:
-            logits = model(images).detach()
-            losses.append(F.cross_entropy(logits, labels).item())
-            accuracies.append((logits.argmax(1) == labels).double().mean().item())
-
-    _announce_serial_run(args.epochs)
-    train_serially(
-        fresh,
-        train,
-        epochs=args.epochs,
-        batch_size=batch_size,
-        lr=args.lr,
-        seed=args.seed,
-        after_step=evaluate,
-    )
-    loss_difference = largest(
-        abs(row["test_loss"] - loss) for row, loss in zip(rows, losses, strict=True)
-    )
-    accuracy_difference = abs(rows[-1]["test_accuracy"] - accuracies[-1])
-    loss = verdict(f"{claim}, test loss by epoch", loss_difference, 5e-3)
-    accuracy = verdict(f"{claim}, accuracy", accuracy_difference, 1e-2)
-    return accuracy if loss["holds"] else loss
-
-
 def _announce_serial_run(epochs: int) -> None:
     announce(f"proof: training serially for {pluralize(epochs, 'epoch')}, to compare")
 

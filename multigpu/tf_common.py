@@ -7,13 +7,14 @@ library imports this one, because only lessons 07 and 08 need TensorFlow.
 
 import os
 import sys
+from argparse import Namespace
 from contextlib import suppress
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from multigpu import models, proof
+from multigpu import flags, models, proof
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import integer
@@ -91,6 +92,8 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
     `exact`, GPUs compute in full fp32 and deterministically, which makes runs comparable.
     Raises UserError if it is called too late, or if there are GPUs, but fewer than `count`.
     """
+    if count is not None and count < 1:
+        raise UserError(f"{count} devices asked for: give 1 or more.")
     visible = gpus()
     count = count or len(visible) or 2
     if exact:
@@ -129,11 +132,6 @@ def describe(devices: list[str]) -> str:
     )
 
 
-def torch_device(devices: list[str]) -> torch.device:
-    """The torch.device with the type of these devices, for metrics.report."""
-    return torch.device("cuda" if devices[0].startswith("GPU") else "cpu")
-
-
 def cnn(
     image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: int = 0
 ) -> "tf.keras.Sequential":
@@ -153,13 +151,23 @@ def cnn(
             layers.Conv2D(32, kernel_size=3, strides=2, activation="tanh"),
             layers.Flatten(),
             layers.Dense(64, activation="tanh"),
-            # The logits stay in fp32 under mixed precision.
-            layers.Dense(classes, dtype="float32"),
+            layers.Dense(classes),
         ]
     )
-    torch.manual_seed(seed)
-    model.set_weights(keras_weights(models.CNN(image_shape, classes)))
+    model.set_weights(first_weights((height, width, channels), seed, classes))
     return model
+
+
+def first_weights(
+    shape: tuple[int, int, int], seed: int, classes: int = 10
+) -> list[np.ndarray]:
+    """The weights that torch draws for `seed`, in Keras's order and shapes.
+
+    `shape` is Keras's: the height, width and channels of an image.
+    """
+    height, width, channels = shape
+    torch.manual_seed(seed)
+    return keras_weights(models.CNN((channels, height, width), classes))
 
 
 def keras_weights(model: models.CNN) -> list[np.ndarray]:
@@ -184,6 +192,12 @@ def keras_weights(model: models.CNN) -> list[np.ndarray]:
         fc2.bias,
     ]
     return [tensor.detach().cpu().numpy() for tensor in tensors]
+
+
+def shape(dataset: TensorDataset) -> tuple[int, int, int]:
+    """The height, width and channels of an image of the data set."""
+    channels, height, width = dataset[0][0].shape
+    return height, width, channels
 
 
 def arrays(dataset: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
@@ -223,12 +237,16 @@ def padded_batches(
 
 
 def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False) -> None:
-    """Raise UserError if a replica would get no image or, with `fit`, if fit cannot begin.
+    """Raise UserError for a batch that the replicas cannot share.
+
+    A full batch must be a multiple of the replicas, and in an epoch's last batch each replica
+    must get an image. With `fit`, the first batch must be even, too, if it is the last one.
 
     TensorFlow splits a batch into shards of one size, rounded up, until no image is left. A
     convolution of oneDNN, TensorFlow's default on CPUs, does not accept an empty shard. Keras
     3's fit adds the first batch's shards to learn their shape, so they must have one size.
     """
+    flags.split_batch(batch_size, replicas, who="replica")
     last = images % batch_size or batch_size
     per_shard = -(-last // replicas)
     if -(-last // per_shard) < replicas:
@@ -243,6 +261,25 @@ def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False)
             "evenly, and Keras's fit does not accept such a first batch: "
             f"give --batch-size {images // replicas * replicas} or less."
         )
+
+
+def restore(checkpoint: "tf.train.Checkpoint", path: str) -> None:
+    """Restore everything in a checkpoint from the files PATH.index and PATH.data-…
+
+    Its `settings` is a variable with the settings of a run as text. Raises UserError if there
+    are no such files, or if they are of another model or other settings.
+    """
+    settings = checkpoint.settings.numpy().decode()
+    try:
+        checkpoint.restore(path).assert_consumed()
+    except (tf.errors.OpError, AssertionError, ValueError):
+        raise UserError(
+            f"{path} is no checkpoint of this model: give the path of a run's ckpt-N, "
+            "without .index."
+        ) from None
+    saved = checkpoint.settings.numpy().decode()
+    if saved != settings:
+        raise UserError(f"{path} was written with {saved}, this run has {settings}.")
 
 
 def epoch_order(images: int, epoch: int, seed: int) -> np.ndarray:
@@ -293,20 +330,24 @@ def difference(one: "tf.keras.Model", other: "tf.keras.Model") -> float:
     return proof.largest(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def compare_with_serial(
+def prove(
     claim: str,
     trained: "tf.keras.Model",
     fresh: "tf.keras.Model",
     train: TensorDataset,
-    *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-) -> dict:
-    """Train `fresh` on one device with the same settings, and compare it with `trained`.
+    args: Namespace,
+) -> bool:
+    """Train `fresh` on one device, compare it with `trained`, and print the proof's line.
 
-    Prints the line of proof and returns the verdict, as proof.compare_with_serial does.
+    The serial run takes epochs, batch_size, lr and seed from `args`. Returns whether the
+    proof holds: no weight differs by more than 1e-5.
     """
-    train_serially(fresh, train, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed)
-    return proof.verdict(claim, difference(fresh, trained), 1e-5)
+    train_serially(
+        fresh,
+        train,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        lr=args.lr,
+        seed=args.seed,
+    )
+    return proof.verdict(claim, difference(fresh, trained), 1e-5)["holds"]

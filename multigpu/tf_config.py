@@ -148,7 +148,7 @@ def write(addresses: list[str], rank: int) -> str:
 def _tf_config_error(what: str) -> UserError:
     return UserError(
         f"TF_CONFIG {what}: expected something like '{write(EXAMPLE, 0)}', or unset it and "
-        "use --spawn, torchrun or srun."
+        "use torchrun or srun."
     )
 
 

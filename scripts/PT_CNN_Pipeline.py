@@ -90,7 +90,7 @@ def schedule(name, layers, device, micro_batches):
 
 
 def read_digits(path=None):
-    """Train and test set: scikit-learn's handwritten digits, or an .npz in MNIST's form."""
+    """Train and test set: scikit-learn's digits of 8 × 8 pixels, or an .npz like them."""
     if path:
         data = np.load(path)
         arrays = [data[name] for name in ("x_train", "y_train", "x_test", "y_test")]

@@ -38,10 +38,9 @@ class Run:
     proves: bool = True
 
 
-def runs(gpus: int, device: str) -> Iterator[Run]:
-    """All runs on a machine with this many GPUs; `device` is "cuda" or "cpu"."""
+def runs(gpus: int) -> Iterator[Run]:
+    """All runs on a machine with this many GPUs."""
     ranks = min(2, gpus)
-    accelerator = "gpu" if device == "cuda" else "cpu"
     yield Run("PT_CNN_SingleGPU", proves=False)
     yield Run("PT_CNN_DataParallel", ("--devices", ranks), proves=False)
     yield Run("PT_CNN_ModelParallel", gpus=2, proves=False)
@@ -51,16 +50,17 @@ def runs(gpus: int, device: str) -> Iterator[Run]:
     yield Run("PT_CNN_MultiGPU", (), "under torchrun, 2 ranks", gpus=2, proves=False)
     yield Run("PT_CNN_MultiGPU", ("--amp",), "with --amp", proves=False)
     yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
-    yield Run("PTL_multiGPU", ("--accelerator", accelerator, "--devices", ranks))
-    for name in ("ddp", "horovod", "bagua:gradient_allreduce", "dp"):
+    yield Run("PT_CNN_Scaling", (), "under torchrun", proves=False)
+    yield Run("PTL_multiGPU", ("--devices", ranks), proves=False)
+    for name in ("ddp", "bagua:gradient_allreduce", "dp"):
         flags = ("--devices", ranks, "--strategy", name)
         yield Run("PTL_Strategies", flags, name, proves=False)
     yield Run("PTL_Compressed", ("--devices", ranks), gpus=2, proves=False)
     yield Run("PTL_Decentralized", ("--devices", ranks), gpus=2, proves=False)
-    yield Run("PTL_NodeBatch")
-    flags = ("--accelerator", accelerator, "--devices", 1, "--precision")
+    yield Run("PTL_NodeBatch", ("--each", ranks), proves=False)
     for precision in ("32", "16", "bf16"):
-        yield Run("PTL_Precision", (*flags, precision), precision)
+        flags = ("--devices", 1, "--precision", precision)
+        yield Run("PTL_Precision", flags, precision, proves=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -78,6 +78,7 @@ NAMED = {
     "PT_CNN_DDPSpawn",
     "PT_CNN_MultiGPU",
     "PT_CNN_HybridParallel",
+    "PT_CNN_Scaling",
     "PTL_multiGPU",
     "PTL_Strategies",
     "PTL_NodeBatch",
@@ -137,7 +138,7 @@ def real(section: Section) -> None:
         section.skip("lessons 07 and 08", "gpu-check tests PyTorch alone")
     gpus = int(section.card.facts.get("gpus", 2))
     chosen = []
-    for run in runs(gpus, section.device.type):
+    for run in runs(gpus):
         if run.gpus > gpus:
             section.skip(run.stem, f"it needs {run.gpus} GPUs, and this machine has {gpus}")
         elif not section.quick or (run.stem, run.what) in REHEARSED:

@@ -309,6 +309,7 @@ with exercise.check("amdahl", "other numbers", points=1, hidden=True) as student
 with exercise.check("amdahl", "no number is enough", points=2, hidden=True) as student:
     unit = student.random.randint(2, 9)
     parts = {"data": 3 * unit, "forward": 2 * unit, "backward": 6 * unit, "update": unit}
+    student.equal(student.call("gpus_needed", parts, 2), 4, "GPUs to be twice as fast")
     for times in (4, 3, 100):
         student.expect(
             student.call("gpus_needed", parts, times) is None,
@@ -472,6 +473,7 @@ with exercise.check("train", "the device", points=1) as student:
         ["cuda:0"] * 2,
         "backward runs on the GPU, once for each batch",
     )
+    student.expect(min(run.values[0]) > 0, "the losses are above 0")
 
 # %%
 with exercise.check("train", "another GPU", points=2, hidden=True) as student:
@@ -484,6 +486,7 @@ with exercise.check("train", "another GPU", points=2, hidden=True) as student:
         [device for _, device in run.events[0]] == [f"cuda:{place}"] * count,
         "backward runs on the GPU that was given",
     )
+    student.expect(min(run.values[0]) > 0, "the losses are above 0")
 
 # %%
 exercise.summary()

@@ -175,6 +175,30 @@ def gradients_of(model):
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
+def products_on(gpus):
+    """How many products of matrices each GPU has computed."""
+    import multigpu
+
+    on = [event.device for event in multigpu.timeline().events if event.name.endswith("mm")]
+    return [on.count(gpu.index) for gpu in gpus]
+
+
+def on_gpus(rows, factors, count):
+    """Outputs and gradients of sum(outputs * factors) by your `data_parallel`.
+
+    Also, how many products of matrices each of the `count` GPUs has computed for it.
+    """
+    gpus = virtual_gpus(count)
+    model = new_net().to(gpus[0])
+    before = products_on(gpus)
+    outputs = data_parallel(model, rows.to(gpus[0]), gpus)
+    (outputs * factors.to(gpus[0])).sum().backward()
+    products = [now - then for now, then in zip(products_on(gpus), before, strict=True)]
+    return outputs.detach(), gradients_of(model), products
+
+
+# %% jupyter={"source_hidden": true}
+# setup
 def on_one_device(rows, factors):
     """Outputs and gradients of sum(outputs * factors) of one model on the CPU."""
     model = new_net()
@@ -183,13 +207,25 @@ def on_one_device(rows, factors):
     return outputs.detach(), gradients_of(model)
 
 
-def on_gpus(rows, factors, count):
-    """The same by your `data_parallel`, on `count` GPUs."""
-    gpus = virtual_gpus(count)
-    model = new_net().to(gpus[0])
-    outputs = data_parallel(model, rows.to(gpus[0]), gpus)
-    (outputs * factors.to(gpus[0])).sum().backward()
-    return outputs.detach(), gradients_of(model)
+def check_work(student, products):
+    """A verdict: the GPUs compute, and not the CPU."""
+    student.expect(
+        sum(map(bool, products)) > 1,
+        "more than one GPU computes",
+        f"they have computed {', '.join(map(str, products))} products of matrices",
+    )
+
+
+def check_devices(student, run, expected):
+    """A verdict: backward passes through a replica on each of the expected GPUs."""
+    devices = sorted(device for _, device in run.events[0])
+    idle = [f"cuda:{i}" for i, count in enumerate(run.values[0][2]) if not count]
+    student.expect(
+        devices == expected and not set(devices) & set(idle),
+        "a replica on each GPU that has rows computes them",
+        f"backward passes through replicas on {', '.join(devices) or 'none'}, and no layer is "
+        f"computed on {', '.join(idle) or 'none'}; how many rows does each GPU get?",
+    )
 
 
 # %%
@@ -217,6 +253,7 @@ with exercise.check("data_parallel", "outputs of 8 rows on 2 GPUs", points=1) as
     outputs, _ = on_one_device(rows, factors)
     got = student.call("on_gpus", rows, factors, 2)
     check_outputs(student, got[0], outputs)
+    check_work(student, got[2])
 
 # %%
 with exercise.check("data_parallel", "gradients of 8 rows on 2 GPUs", points=2) as student:
@@ -225,15 +262,12 @@ with exercise.check("data_parallel", "gradients of 8 rows on 2 GPUs", points=2) 
     _, gradients = on_one_device(rows, factors)
     got = student.call("on_gpus", rows, factors, 2)
     student.close_to(got[1], gradients, "the gradients are those of the whole batch")
+    check_work(student, got[2])
 
 # %%
 with exercise.check("data_parallel", "the devices of 8 rows on 2 GPUs", points=1) as student:
     run = student.ranks("on_gpus", [[torch.ones(8, 3), torch.ones(8, 2), 2]])
-    student.equal(
-        sorted(device for _, device in run.events[0]),
-        ["cuda:0", "cuda:1"],
-        "backward passes through one replica on each GPU",
-    )
+    check_devices(student, run, ["cuda:0", "cuda:1"])
 
 # %%
 with exercise.check("data_parallel", "5 and 10 rows on 4 GPUs", points=1) as student:
@@ -245,17 +279,12 @@ with exercise.check("data_parallel", "5 and 10 rows on 4 GPUs", points=1) as stu
         check_outputs(student, got[0], outputs, f"{count} rows: ")
         what = f"{count} rows: the gradients are those of the whole batch"
         student.close_to(got[1], gradients, what)
+        check_work(student, got[2])
 
 # %%
 with exercise.check("data_parallel", "the devices of 5 rows on 4 GPUs", points=1) as student:
     run = student.ranks("on_gpus", [[torch.ones(5, 3), torch.ones(5, 2), 4]])
-    devices = sorted(device for _, device in run.events[0])
-    student.expect(
-        devices == [f"cuda:{i}" for i in range(4)],
-        "backward passes through one replica on each GPU",
-        f"it passes through replicas on {', '.join(devices) or 'none'}; how many rows does "
-        f"each GPU get?",
-    )
+    check_devices(student, run, [f"cuda:{i}" for i in range(4)])
 
 # %%
 with exercise.check("data_parallel", "chunks on 4 GPUs", points=2, hidden=True) as student:
@@ -263,8 +292,7 @@ with exercise.check("data_parallel", "chunks on 4 GPUs", points=2, hidden=True) 
     rows = torch.rand(count, 3, generator=student.generator)
     factors = torch.rand(count, 2, generator=student.generator)
     run = student.ranks("on_gpus", [[rows, factors, 4]])
-    devices = sorted(device for _, device in run.events[0])
-    student.equal(devices, [f"cuda:{i}" for i in range(4)], "each of the four GPUs computes")
+    check_devices(student, run, [f"cuda:{i}" for i in range(4)])
     # A device multiplies by its own factor what passes its gate in backward.
     expected = torch.zeros(4, 3)
     for i, (chunk, upstream) in enumerate(
@@ -283,11 +311,8 @@ with exercise.check("data_parallel", "chunks on 4 GPUs", points=2, hidden=True) 
 # %%
 with exercise.check("data_parallel", "2 rows on 4 GPUs", points=1, hidden=True) as student:
     run = student.ranks("on_gpus", [[torch.ones(2, 3), torch.ones(2, 2), 4]])
-    student.equal(
-        sorted(device for _, device in run.events[0]),
-        ["cuda:0", "cuda:1"],
-        "a GPU without rows computes nothing",
-    )
+    check_devices(student, run, ["cuda:0", "cuda:1"])
+    student.equal(run.values[0][2][2:], [0, 0], "a GPU without rows computes nothing")
 
 # %% [markdown]
 # ## 3. The loss inside `forward` (5 points)
@@ -353,6 +378,8 @@ def loss_on_gpus(rows, labels, count):
     return loss, gradients_of(module.module)
 
 
+# %% jupyter={"source_hidden": true}
+# setup
 def loss_on_one_device(rows, labels):
     model = WithLoss()
     loss = F.cross_entropy(model.net(rows), labels, ignore_index=-1)
@@ -587,6 +614,9 @@ with exercise.check("recompute_statistics", "what stays", points=1) as student:
     for case, modes in cases.items():
         got = student.call("after_repair", "one", torch.zeros(8, 4), batches, modes)
         fresh = model_of("one")
+        fresh(torch.zeros(8, 4))
+        changed = bool(difference(got["statistics"], statistics(fresh), rtol=1e-4, atol=1e-5))
+        student.expect(changed, f"{case}: the running statistics are new ones")
         weights = dict(fresh.named_parameters())
         student.equal(got["weights"], weights, f"{case}: the weights stay")
         student.equal(got["modes"], modes, f"{case}: each module has the mode it had")

@@ -435,7 +435,7 @@ def port_problem(plan, busy):
     for step in plan:
         if step[0] == "open" and step[1] != 0 and busy(step[1]):
             return f"port {step[1]}: Address already in use"
-    return ""
+    return "" if any(step[0] == "open" for step in plan) else "no step opens a port"
 
 
 def order_problem(plan, n):

@@ -694,6 +694,8 @@ with exercise.check("finish_epoch", "the names of the weights", points=1) as stu
     student.equal(
         sorted(names), sorted(weights), "a model without DDP can load rank 0's weights"
     )
+    found = run.values[0]["weights"].values()
+    student.expect(any(value.any() for value in found), "they are not all 0")
 
 # %%
 with exercise.check("finish_epoch", "the model stays as it was", points=1) as student:

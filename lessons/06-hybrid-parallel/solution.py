@@ -441,6 +441,10 @@ with exercise.check("layout", "nothing fits", points=1, hidden=True) as student:
     size = student.random.randint(2, 8) * GIB
     plan = student.call("layout", [size] * 4, [GIB] * 4, 7 * size, (150e9, 25e9))
     student.expect(plan is None, "nothing fits, and it says so", f"it is {plan!r}")
+    case = ([size] * 4, [GIB] * 4, 40 * size, (150e9, 25e9))
+    faults = find_faults("40 times as much as a layer", case, student.call("layout", *case))
+    reasons = [faults[verdict] for verdict in VERDICTS[:2] if verdict in faults]
+    student.expect(not reasons, "with more memory something fits", "; ".join(reasons))
 
 # %%
 exercise.summary()

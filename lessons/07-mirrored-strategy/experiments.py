@@ -1,8 +1,6 @@
-"""The longer experiments of lesson 07: an epoch's time, gradients drawn, BatchNorm."""
+"""The longer experiments of lesson 07: copies, shards, gradients by rule, BatchNorm."""
 
-import time
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,21 +12,92 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def epoch_seconds(
-    dataset: Iterable, step: float, repeats: int = 3
-) -> tuple[float, float, float]:
-    """The shortest, median and longest seconds of an epoch over `dataset`.
+def copies(strategy: tf.distribute.Strategy, variable: tf.keras.Variable) -> list[np.ndarray]:
+    """The variable's copies on the strategy's devices, rounded: the first three numbers."""
+    return [copy.ravel()[:3].round(4) for copy in values(strategy, variable.value)]
 
-    A training step of `step` seconds follows each batch. One epoch before warms up.
+
+def values(strategy: tf.distribute.Strategy, per_replica: tf.Tensor) -> list[np.ndarray]:
+    """The value that each replica has."""
+    return [copy.numpy() for copy in strategy.experimental_local_results(per_replica)]
+
+
+def difference(
+    one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray
+) -> float:
+    """The largest distance between two numbers at the same place."""
+    return float(np.abs(np.subtract(one, other)).max())
+
+
+def largest_change(
+    before: list[np.ndarray], after: list[np.ndarray], momentum: np.ndarray
+) -> None:
+    """Print by how much each replica's copy of one weight has changed, and its momentum.
+
+    It is the weight that has changed most on replica 0.
     """
-    measured = []
-    for _ in range(1 + repeats):
-        began = time.perf_counter()
-        for _ in dataset:
-            time.sleep(step)
-        measured.append(time.perf_counter() - began)
-    warm = measured[1:]
-    return min(warm), median(warm), max(warm)
+    changes = [new - old for new, old in zip(after, before, strict=True)]
+    place = np.abs(changes[0]).argmax()
+    for replica, change in enumerate(changes):
+        print(f"replica {replica}: the weight has changed by {change.flat[place]:.5f}")
+    print(f"the momentum, which has one copy: {momentum.flat[place]:.5f}")
+
+
+def by_own_shard(
+    images: tf.Tensor, labels: tf.Tensor, sample_weights: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """A global batch with sample weights 1 / (images of the own shard), for two replicas.
+
+    Of 29 images, 15 have 1 / 15, and 14 have 1 / 14.
+    """
+    rows = tf.size(labels)  # the strategy will give replica 0 the first half, rounded up
+    first = (rows + 1) // 2
+    own = tf.where(tf.range(rows) < first, first, rows - first)
+    return images, labels, 1 / tf.cast(own, tf.float32)
+
+
+def shard_sizes(strategy: tf.distribute.Strategy, batches: tf.data.Dataset) -> list[list[int]]:
+    """For each global batch, the number of images in each replica's shard."""
+    return [
+        [len(shard) for shard in strategy.experimental_local_results(labels)]
+        for _, labels, _ in strategy.experimental_distribute_dataset(batches)
+    ]
+
+
+def gradients_by_rule(
+    strategy: tf.distribute.Strategy,
+    w: tf.Variable,
+    rules: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]],
+    batches: list[list[float]],
+) -> dict[int, dict[str, list[float]]]:
+    """Each replica's gradient of the loss, for each batch and each rule.
+
+    The loss of a number is (w - number)². A rule makes one loss of a shard's losses and the
+    size of the global batch. The result's keys are the size and the rule's name.
+    """
+
+    def of_replica(shard: tf.Tensor, size: tf.Tensor) -> dict[str, tf.Tensor]:
+        gradients = {}
+        for name, rule in rules.items():
+            with tf.GradientTape() as tape:
+                loss = rule((w - shard) ** 2, size)
+            gradients[name] = tape.gradient(loss, w)
+        return gradients
+
+    @tf.function
+    def step(batch: tf.Tensor, size: tf.Tensor) -> dict[str, tf.Tensor]:
+        return strategy.run(of_replica, args=(batch, size))
+
+    found = {}
+    for numbers in batches:
+        size = len(numbers)
+        dataset = tf.data.Dataset.from_tensor_slices(numbers).batch(size)
+        (batch,) = strategy.experimental_distribute_dataset(dataset)
+        found[size] = {
+            name: [float(copy) for copy in strategy.experimental_local_results(gradients)]
+            for name, gradients in step(batch, tf.constant(float(size))).items()
+        }
+    return found
 
 
 def gradient_bars(found: dict[int, dict[str, list[float]]], right: float) -> "Figure":

@@ -3,33 +3,61 @@
 Each experiment gets the strategy and `world`, this worker's rank and the number of workers.
 """
 
+import difflib
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from multigpu import data, launch, tf_common, tf_config
+from multigpu import data, launch, plots, tf_common, tf_config
 from multigpu.tf_common import tf
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Reads = tuple[dict[str, list[list[int]]], ...]  # what images_read returns, for each worker
+
+
+# ---- 50 lines -------------------------------------------------------------------------------
+
+
+def changed_lines(before: Path, after: Path) -> list[str]:
+    """The lines that differ between two programs, with - (before) and + (after).
+
+    Without docstrings, comments, blank lines and indentation.
+    """
+
+    def code(path: Path) -> list[str]:
+        _, _, program = path.read_text().split('"""', 2)
+        lines = (line.strip() for line in program.splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
+
+    changes = list(difflib.unified_diff(code(before), code(after), n=0, lineterm=""))[2:]
+    return [line for line in changes if not line.startswith("@@")]
+
+
+def largest_difference(path: Path | str, other: Path | str) -> float:
+    """The largest difference between the weights in two files."""
+    weights, others = np.load(path), np.load(other)
+    return max(np.abs(weights[name] - others[name]).max() for name in weights.files)
+
+
+# ---- two workers ----------------------------------------------------------------------------
 
 
 def on_worker(*experiments: Callable) -> list:
-    """Connect to the other workers and run the experiments, on CPUs. Returns their results.
-
-    In a process that no launcher has started, the strategy is that of one device.
-    """
+    """Connect to the other workers and run the experiments, on CPUs. Returns their results."""
     world = tf_config.find_world()
-    if world.size == 1:
-        strategy = tf.distribute.get_strategy()
-    else:
-        tf.config.set_visible_devices([], "GPU")
-        addresses = tf_config.connect_workers(world, gpus=0)
-        os.environ["TF_CONFIG"] = tf_config.write(addresses, world.rank)
-        with tf_config.deadline():
-            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    tf.config.set_visible_devices([], "GPU")
+    addresses = tf_config.connect_workers(world, gpus=0)
+    os.environ["TF_CONFIG"] = tf_config.write(addresses, world.rank)
+    with tf_config.deadline():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
     return [experiment(strategy, world) for experiment in experiments]
 
 
@@ -76,16 +104,22 @@ def images_read(
     return read
 
 
-def steps_made(
-    strategy: tf.distribute.Strategy, world: launch.World, images: tuple[int, ...] = (100, 44)
-) -> list[int]:
-    """This worker's images in each step, if worker w has images[w], in batches of 10."""
+def print_reads(read: Reads, policies: list[str]) -> None:
+    """Print which images each of two workers reads in each step, a line for each policy."""
+    for policy in policies:
+        first, second = (own[policy] for own in read)
+        print(f"{policy}: worker 0 reads {first}, worker 1 {second}")
 
-    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return tf.data.Dataset.range(images[context.input_pipeline_id]).batch(10)
 
-    batches = strategy.distribute_datasets_from_function(of_worker)
-    return [len(strategy.experimental_local_results(batch)[0]) for batch in batches]
+def draw_reads(read: Reads, title: str) -> "Figure":
+    """Draw which of two workers reads which image, and in which step."""
+    rows = {name: [[*chain(*own[name])] for own in read] for name in ("AUTO", "FILE")}
+    for name in ("OFF", "AUTO, two seeds"):
+        first, second = ([*chain(*own[name])] for own in read)
+        rows[f"{name}, worker 0"], rows[f"{name}, worker 1"] = [first, []], [[], second]
+    fig = plots.shards(list(rows.values()), title, list(rows), images_per_step=2)
+    fig.axes[0].set_xlabel("image (large: the worker that reads it; small: in which step)")
+    return fig
 
 
 # ---- do the workers begin with the same weights? --------------------------------------------
@@ -139,7 +173,7 @@ def batch_norm(
     seeds: tuple[int, ...] = (0, 1, 2),
     steps: int = 60,
 ) -> list[dict]:
-    """Train with BatchNorm, not synchronized and synchronized, on 64 images in each step.
+    """Train a net with BatchNorm, not synchronized and synchronized, 64 images in each step.
 
     Half of the images show the digits 0 to 4, half 5 to 9; of two workers, each reads a half.
     Returns for each kind this worker's trainable weights, as one vector, and its moving mean,
@@ -182,6 +216,24 @@ def batch_norm(
     return found
 
 
+def batch_norm_alone() -> dict:
+    """`batch_norm` on one device, where synchronized statistics are the same as the others."""
+    (found,) = batch_norm(tf.distribute.get_strategy(), launch.World(), kinds=(False,))
+    return found
+
+
+def draw_moving_means(found: dict[str, dict]) -> "Figure":
+    """Draw the moving mean of each result of `batch_norm` as an image, by name."""
+    fig = plots.figure(8, 3)
+    for place, (name, result) in enumerate(found.items()):
+        axes = fig.add_subplot(1, len(found), place + 1)
+        axes.imshow(result["moving mean"].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[], xlabel=name)
+        axes.spines[:].set_visible(False)
+    fig.suptitle("The moving mean of a worker's own digits, or of all digits if synchronized")
+    return fig
+
+
 def _step(model: tf.keras.Model, optimizer: tf.keras.Optimizer) -> Callable:
     """A function for `strategy.run`: one training step of a global batch of 64 images."""
 
@@ -196,38 +248,26 @@ def _step(model: tf.keras.Model, optimizer: tf.keras.Optimizer) -> Callable:
     return step
 
 
-# ---- what the all-reduce costs --------------------------------------------------------------
+# ---- Slurm ----------------------------------------------------------------------------------
 
 
-def all_reduce_seconds(
-    strategy: tf.distribute.Strategy,
-    world: launch.World,
-    sizes: tuple[int, ...] = (1, 38_282, 2_500_000),
-    warm_up: int = 10,
-    repeats: int = 20,
-) -> dict[int, list[float]]:
-    """The seconds of each all-reduce of this many float32 numbers, for each size.
+def slurm_addresses(nodes: str) -> list[str]:
+    """The list of SlurmClusterResolver, for one task on each of two nodes, by rank.
 
-    The first call compiles, and the next ones are slower than later ones: `warm_up` calls are
-    not measured.
+    `nodes` is in Slurm's form: "n[2,10]".
     """
-
-    @tf.function(reduce_retracing=True)
-    def total(numbers: tf.Tensor) -> tf.Tensor:
-        def of_replica(numbers: tf.Tensor) -> tf.Tensor:
-            # The copy is on the replica's device; the argument has none.
-            own = tf.identity(numbers)
-            return tf.distribute.get_replica_context().all_reduce("SUM", own)[0]
-
-        return strategy.run(of_replica, args=(numbers,))
-
-    found = {}
-    for size in sizes:
-        numbers = tf.ones([size])
-        measured = []
-        for _ in range(warm_up + repeats):
-            began = time.perf_counter()
-            assert float(total(numbers)) == strategy.num_replicas_in_sync
-            measured.append(time.perf_counter() - began)
-        found[size] = measured[warm_up:]
-    return found
+    step = {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NUM_TASKS": "2",
+    }
+    before = dict(os.environ)
+    os.environ.update(step)
+    try:
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
+        cluster = resolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return cluster.as_dict()["worker"]

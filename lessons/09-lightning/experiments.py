@@ -1,7 +1,7 @@
 """The longer experiments of lesson 09: the same code with this Trainer and with Lightning.
 
-Each experiment gets the library (`L`) that defines Trainer and LightningModule, runs in two
-ranks, and returns what a row of the table prints. `both` runs all of them with both libraries.
+Most get the library (`L`) that defines Trainer and LightningModule, run in two ranks, and
+return what a row of the table prints. `both` runs all of these with both libraries.
 """
 
 import importlib.util
@@ -22,19 +22,20 @@ from torch.utils.data import DataLoader, TensorDataset
 import multigpu.trainer
 from multigpu import launch, proof
 from multigpu.errors import UserError
+from multigpu.models import CNN
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "PTL_multiGPU.py"
 THIS_TRAINER = "import multigpu.trainer as L"
 LIGHTNING = "import lightning as L"
-SETTINGS = {
+# The Trainer's arguments: on the CPU, without files and output.
+QUIET = {
     "accelerator": "cpu",
-    "devices": 2,
-    "strategy": "ddp",
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
+SETTINGS = QUIET | {"devices": 2, "strategy": "ddp"}
 
 
 # ---- the libraries --------------------------------------------------------------------------
@@ -73,6 +74,29 @@ def lesson(L: types.ModuleType) -> types.ModuleType:
     return module
 
 
+# ---- hooks ----------------------------------------------------------------------------------
+
+
+def order_of_hooks(module: multigpu.trainer.LightningModule, loader: DataLoader) -> list[str]:
+    """The hooks that one training step calls, and `training_step`, in their order."""
+    L = multigpu.trainer
+    order: list[str] = []
+    step = module.training_step
+
+    def training_step(batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        order.append("training_step")
+        return step(batch, batch_idx)
+
+    module.training_step = training_step
+    spy = L.Callback()
+    for name in dir(L.Callback):
+        if name.startswith(("on_train", "on_before")) or "backward" in name:
+            setattr(spy, name, lambda *_, name=name: order.append(name))
+    trainer = L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[spy], **QUIET)
+    trainer.fit(module, loader)
+    return order
+
+
 # ---- training -------------------------------------------------------------------------------
 
 
@@ -82,7 +106,9 @@ def train_lesson(L: types.ModuleType) -> tuple[float, torch.nn.Module]:
     module = script.LitCNN(0.05, seed=0)
     trainer = L.Trainer(max_epochs=2, **SETTINGS)
     trainer.fit(module, datamodule=script.DigitsData(None, 64, seed=0))
-    return float(trainer.callback_metrics["loss"]), module.net
+    net = CNN()  # of the course, which another process can import
+    net.load_state_dict(module.cnn.state_dict())
+    return float(trainer.callback_metrics["loss"]), net
 
 
 def tiny(L: types.ModuleType, **methods: Callable) -> object:
@@ -346,14 +372,11 @@ def cells(ranks: list[dict]) -> dict[str, str]:
     }
 
 
-def show(this: list[dict], lightnings: list[dict], *names: str) -> None:
-    """Print the table of both libraries: the rows that contain one of `names`, or all."""
+def show(this: list[dict], lightnings: list[dict]) -> None:
+    """Print the table of both libraries."""
     print(f"{'two ranks':<48}{'this Trainer':>16}{'Lightning':>16}")
     of_lightning = cells(lightnings)
     for name, value in cells(this).items():
-        if not names or any(wanted in name for wanted in names):
-            print(f"{name:<48}{value:>16}{of_lightning[name]:>16}")
-    if names:
-        return
+        print(f"{name:<48}{value:>16}{of_lightning[name]:>16}")
     apart = proof.difference(this[0]["net"], lightnings[0]["net"])
     print(f"weights of the lesson's module equal within 1e-6: {apart <= 1e-6}")

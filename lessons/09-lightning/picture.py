@@ -18,9 +18,7 @@ YOURS = "compute"
 TRAINERS = "idle"
 TOGETHER = "activations"  # a look without a hatch, which would make the text hard to read
 YOUR_METHODS = (
-    "prepare_data",
     "setup",
-    "configure_model",
     "configure_optimizers",
     "training_step",
     "validation_step",

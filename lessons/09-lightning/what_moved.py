@@ -1,10 +1,7 @@
 """Count the statements of lessons 05 and 09 by subject, and name what replaces lesson 05's.
 
-python lessons/09-lightning/what_moved.py
-
-Statements are counted in the two scripts, without imports, docstrings and notebook cells. A
-statement that spans several lines counts once. The last row adds those of the callback `Table`
-to lesson 09's, because lesson 05's script prints its table itself.
+Statements are counted in the two scripts, without imports and docstrings. A statement that
+spans several lines counts once.
 """
 
 import ast
@@ -17,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
-CALLBACK = ROOT / "multigpu" / "trainer" / "callbacks" / "table.py"
 
 # Subject → the texts by which its statements are recognized, and what replaces them.
 SUBJECTS = {
@@ -55,14 +51,14 @@ SUBJECTS = {
     ),
     "checkpoints": (
         ("heckpoint",),
-        "ModelCheckpoint, Trainer.fit(ckpt_path)",
+        "ModelCheckpoint, fit(ckpt_path)",
     ),
-    "the table of epochs": (
-        ("history", "print(f'epoch", "Table(", "table.rows"),
-        "a callback: trainer/callbacks/table.py",
+    "the line of an epoch": (
+        ("history", "print(f'epoch", "Epochs(", "line"),
+        "you, in a callback",
     ),
     "uneven batches: mean over images": (
-        ("images_in_step", "weight = row", "* weight", "[:own]", "real"),
+        ("images_in_step", "weight = row", "row = ", "* weight", "row < total"),
         "you, still",
     ),
 }
@@ -70,13 +66,8 @@ SUBJECTS = {
 
 def statements(stem: str) -> list[str]:
     """The script's statements as text; a compound one (def, for, with) as its first line."""
-    return statements_in(ROOT / "scripts" / f"{stem}.py")
-
-
-def statements_in(path: Path) -> list[str]:
-    """As `statements`, of any Python file."""
     texts = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse((ROOT / "scripts" / f"{stem}.py").read_text())):
         is_import = isinstance(node, (ast.Import, ast.ImportFrom))
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.stmt) and not is_import and not is_docstring:
@@ -102,20 +93,6 @@ def about_any(lines: list[str]) -> int:
     return count(lines, tuple(text for texts, _ in SUBJECTS.values() for text in texts))
 
 
-def table() -> str:
-    """The counts of both scripts, a row for each subject."""
-    before = statements("PT_CNN_MultiGPU")
-    after = statements("PTL_multiGPU")
-    rows = [f"{'statements about':<44}{'05':>4}{'09':>4}   what does it now"]
-    for subject, (texts, replacement) in SUBJECTS.items():
-        counts = f"{count(before, texts):>4}{count(after, texts):>4}"
-        rows.append(f"{subject:<44}{counts}   {replacement}")
-    rows.append(f"{'all statements':<44}{len(before):>4}{len(after):>4}")
-    with_callback = len(after) + len(statements_in(CALLBACK))
-    rows.append(f"{'with the callback Table':<44}{len(before):>4}{with_callback:>4}")
-    return "\n".join(rows)
-
-
 def bars() -> "Figure":
     """The counts of both scripts as bars, two for each subject, with what replaces it."""
     before = statements("PT_CNN_MultiGPU")
@@ -137,7 +114,3 @@ def bars() -> "Figure":
     axes.invert_yaxis()
     axes.legend(fontsize=9, loc="lower right")
     return fig
-
-
-if __name__ == "__main__":
-    print(table())

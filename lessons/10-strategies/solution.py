@@ -275,6 +275,7 @@ with exercise.check("ring_allreduce", "10 numbers on 4 ranks", points=1) as stud
 with exercise.check("ring_allreduce", "the bytes", points=2) as student:
     vectors = torch.ones(4, 1000)
     run = student.ranks("ring_allreduce", [[vector] for vector in vectors])
+    student.close_to(run.values, [4 * vectors[0]] * 4, "each rank has the sum")
     expect_bytes(student, run, 1000)
 
 # %%
@@ -414,7 +415,9 @@ with exercise.check("peer", "pairs", points=1) as student:
 
 # %%
 with exercise.check("peer", "the ranks agree", points=2) as student:
-    expect_all_mixed(student, 4, peers_by_step(student, 4, range(4)))
+    table = peers_by_step(student, 4, range(4))
+    expect_pairs(student, 4, range(4), table)
+    expect_all_mixed(student, 4, table)
 
 # %%
 with exercise.check("peer", "other ranks and steps", points=2, hidden=True) as student:

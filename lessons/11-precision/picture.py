@@ -1,4 +1,4 @@
-"""Draw bits.png and memory.png, the pictures on this lesson's page.
+"""Draw bits.png, the picture on this lesson's page.
 
 python lessons/11-precision/picture.py
 """
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from experiments import draw_memory, memory
 
 from multigpu import plots
 
@@ -43,6 +42,4 @@ def draw_bits() -> "Figure":
 
 
 if __name__ == "__main__":
-    folder = Path(__file__).parent
-    print(plots.save(draw_bits(), folder / "bits.png").name)
-    print(plots.save(draw_memory(memory((64, 4096))), folder / "memory.png").name)
+    print(plots.save(draw_bits(), Path(__file__).with_name("bits.png")).name)

@@ -54,7 +54,7 @@ def fit_scaled(batches, factor, state, max_norm):
 
 # %% jupyter={"source_hidden": true}
 # setup
-from multigpu import vgpu
+import multigpu
 from multigpu.exercise import Exercise
 from multigpu.exercise.verdicts import difference
 from multigpu.trainer.loops.precision import Precision
@@ -113,9 +113,10 @@ def scale_after(overflows):
 def metered(width, optimizer, precision):
     """(weights, bytes on a virtual A100) of two layers, after the second step's forward.
 
-    A batch of one row keeps the activations below 1% of the bytes.
+    A batch of one row keeps the activations below 1% of the bytes. cuBLAS's workspaces are
+    left out.
     """
-    with vgpu.running(1, gpu="A100-40GB", compute=False) as (device,):
+    with multigpu.gpus(1, gpu="A100-40GB", shapes_only=True) as (device,):
         numbers = Precision(precision, device)
         layers = nn.Linear(1, width, bias=False), nn.Linear(width, width, bias=False)
         net = numbers.convert_module(nn.Sequential(*layers)).to(device)
@@ -125,7 +126,8 @@ def metered(width, optimizer, precision):
             stepper.zero_grad(set_to_none=False)
             with numbers.context():
                 loss = net(row).sum()
-            used = sum(vgpu.memory_held(net, stepper)[device].values())
+            held = multigpu.memory_held(net, stepper)[device]
+            used = sum(size for use, size in held.items() if use != "workspaces")
             loss.backward()
             stepper.step()
         return sum(weight.numel() for weight in net.parameters()), used
@@ -289,7 +291,7 @@ with exercise.check("scaled_step", "outliers", points=2, hidden=True) as student
 # on the GPU for a model with `n` weights, between forward and backward of a step. Count
 # weights, gradients (of the step before, kept as zeros), the optimizer's state, and the
 # 16-bit copies of the weights that autocast makes in forward and backward needs. Leave the
-# activations out.
+# activations and cuBLAS's workspaces out.
 #
 # - `optimizer`: `"SGD"`, `"momentum"` (SGD with momentum) or `"Adam"`
 # - `precision`: `"32-true"`, `"16-mixed"`, `"bf16-mixed"` or `"bf16-true"`, as in the Trainer

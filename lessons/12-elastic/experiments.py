@@ -303,6 +303,30 @@ def signals(*cases: tuple[str, tuple[str, ...]]) -> list[dict]:
             torchrun.communicate()
 
 
+def signals_to_torchrun() -> dict[str, str]:
+    """What a rank receives if its torchrun gets SIGTERM, SIGUSR1, and SIGUSR1 that it handles.
+
+    "nothing" if it receives nothing. How each torchrun ends is printed.
+    """
+    short = "--shutdown-timeout=5"  # seconds until torchrun sends SIGKILL; 30 if not given
+    handled = "--signals-to-handle=SIGTERM,SIGUSR1"
+    cases = {
+        "SIGTERM": ("SIGTERM", (short,)),
+        "SIGUSR1": ("SIGUSR1", ()),
+        "SIGUSR1, named": ("SIGUSR1", (handled, short)),
+    }
+    found = {}
+    for name, result in zip(cases, signals(*cases.values()), strict=True):
+        signal_name, flags = cases[name]
+        found[name] = ", ".join(result["signals"]) or "nothing"
+        died = ", and its launcher has died" if result["launcher died"] else ""
+        print(
+            f"{signal_name}, {' '.join(flags) or 'no flag'}: torchrun ends with "
+            f"{result['exit code']}\n    the rank received {found[name]}{died}"
+        )
+    return found
+
+
 def _wait_until_ready(torchrun: subprocess.Popen) -> None:
     if not any("ready" in line for line in torchrun.stdout):
         raise UserError(

@@ -124,10 +124,10 @@ def sweep(args: argparse.Namespace) -> None:
     print(f"submitted: {', '.join(job.job_id for job in jobs)}", flush=True)
     if executor.cluster == "slurm":
         wait_for_queue(jobs[0].job_id.partition("_")[0])
-    print("     lr  test accuracy  starts")
+    print("     lr       accuracy  starts")
     for lr, job in zip(args.lr, jobs, strict=True):
         found = job.result()
-        accuracy = found["epochs"][-1]["test_accuracy"]
+        accuracy = found["accuracy"]
         print(f"{lr:7g}  {accuracy:13.4f}  {found['starts']:6}", flush=True)
 
 

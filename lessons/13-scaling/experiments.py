@@ -1,23 +1,30 @@
 """The longer experiments of lesson 13: measured steps, published clusters, the guide."""
 
+import json
 import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from multigpu import launch, vgpu
+import multigpu
+from multigpu import launch, plots
 from multigpu.errors import pluralize
 from multigpu.models import CNN
-from multigpu.scaling import Measured, Prediction, predict
+from multigpu.scaling import Measured, Prediction, laws, predict
 from multigpu.scaling.measured import kernel_factor
 from multigpu.scaling.prediction import BETWEEN, INSIDE, WORTH
 from multigpu.scaling.workloads import find
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # ---- measured -------------------------------------------------------------------------------
 
@@ -80,10 +87,128 @@ def _step(model: DDP, images: int, group: dist.ProcessGroup, silent: bool) -> fl
     return time.perf_counter() - began
 
 
+def speed_ups(steps: dict[Point, list[float]], kind: str) -> dict[int, float]:
+    """images/s of 1, 2 and 4 processes ÷ those of one, by the shortest steps of this kind."""
+    one = min(steps[kind, 1])
+    return {n: (n if kind == "weak" else 1) * one / min(steps[kind, n]) for n in RANKS}
+
+
+def print_steps(steps: dict[Point, list[float]]) -> None:
+    """A row for each kind and number of processes: shortest and longest step, speed-up."""
+    print("kind    processes   ms per step   times as fast")
+    for kind in ("strong", "weak", "silent"):
+        for n, ratio in speed_ups(steps, kind).items():
+            shortest, longest = 1e3 * min(steps[kind, n]), 1e3 * max(steps[kind, n])
+            print(f"{kind:<7} {n:>9}   {shortest:>3.0f} to {longest:>4.0f}   {ratio:>12.2f}×")
+
+
+def draw_fit(strong: dict[int, float], weak: dict[int, float], share: float) -> "Figure":
+    """Measured speed-ups, and those of Amdahl's law with this serial share."""
+    fitted = f"Amdahl, {share:.0%} serial"
+    curves = {
+        "linear": list(strong),
+        "strong, measured": list(strong.values()),
+        fitted: [laws.amdahl(share, n) for n in strong],
+        "weak, measured": list(weak.values()),
+    }
+    title = f"{max(strong)} processes are {strong[max(strong)]:.1f} times as fast as one"
+    axes = ("processes", "times as fast")
+    return plots.lines(list(strong), curves, *axes, title, level=None, dashed=fitted)
+
+
+# ---- predicted ------------------------------------------------------------------------------
+
+COUNTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+CLUSTER = {"gpu": "A100-80GB", "link": "NVLink3", "between_nodes": "HDR200"}
+
+
+def read_rows(path: str | Path) -> dict[int, dict]:
+    """The rows that `multigpu scaling --json` wrote, by the number of GPUs.
+
+    A row's estimate (seconds, speed_up, efficiency, losses_s) is merged into it.
+    """
+    rows = json.loads(Path(path).read_text())["rows"]
+    return {row["gpus"]: {**row, **row["estimates"][0]} for row in rows}
+
+
+def draw_parts(rows: dict[int, dict], counts: Sequence[int]) -> "Figure":
+    """The parts of a step in %, for some numbers of GPUs: the ideal time, and each loss."""
+    bars, ends = {}, []
+    for n in counts:
+        row = rows[n]
+        parts = {"ideal": 100 * row["efficiency"]}
+        for cause, seconds in row["losses_s"].items():
+            if seconds:
+                parts[cause] = 100 * seconds / row["seconds"]
+        bars[f"{n:,} GPUs"] = parts
+        ends.append(f"{1e3 * row['seconds']:,.1f} ms")
+    last = bars[f"{counts[-1]:,} GPUs"]
+    share = last["computing too small"] + last["copies into buckets"]
+    title = f"{row['per_gpu']} images on each of {counts[-1]:,} GPUs: "
+    title += f"{share:.0f}% of a step is small kernels and copies"
+    unit = "% of a step; at the end of a bar: a step's time; simulated"
+    return plots.stacked_bars(bars, unit, title, totals=True, ends=ends)
+
+
+def causes(networks: dict[str, str]) -> dict[str, tuple[int, str]]:
+    """For each model and its network: the GPUs with which it bends, and what costs most there.
+
+    A100s, 8 a node, with 64 images a GPU (the small CNN: 32), on 1 to 1,024 GPUs.
+    """
+    found = {}
+    for model, network in networks.items():
+        cluster = {**CLUSTER, "between_nodes": network, "gpus": COUNTS}
+        for row in predict(model, **cluster, per_gpu=32 if model == "cnn" else 64).rows:
+            (estimate,) = row.estimates
+            if estimate.efficiency < WORTH:
+                found[model] = (row.gpus, max(estimate.losses, key=estimate.losses.get))
+                break
+    return found
+
+
+def efficiency_on(gpu: str, gpus: int = 64) -> float:
+    """VGG-16's efficiency with 64 images a GPU, 25 Gb/s between nodes, NVLink3 inside."""
+    (row,) = predict("vgg16", gpu, "NVLink3", "Ethernet25", gpus=(gpus,), per_gpu=64).rows
+    return row.estimates[0].efficiency
+
+
+def serial_shares(spread: float) -> tuple[dict[int, float], dict[int, float]]:
+    """({GPUs: speed-up}, {GPUs: Amdahl's serial share, solved for this point alone}).
+
+    ResNet-50 with 8,192 images in a step. `spread` is the stragglers' standard deviation.
+    """
+    rows = predict("resnet50", **CLUSTER, gpus=COUNTS, global_batch=8192, spread=spread).rows
+    ratios = {row.gpus: row.estimates[0].speed_up for row in rows}
+    return ratios, {n: laws.fit_amdahl([n], [ratios[n]]) for n in COUNTS[1:]}
+
+
+def draw_shares(shares: dict[str, dict[int, float]]) -> "Figure":
+    """The serial share by the number of GPUs; shares[name][GPUs]."""
+    curves = {name: [100 * share for share in by.values()] for name, by in shares.items()}
+    title = "Most of what 8 GPUs lose is the assumed stragglers"
+    label = "serial share in %, simulated"
+    return plots.lines(COUNTS[1:], curves, "GPUs", label, title, level=None)
+
+
+def queue_and_run(
+    queue_hours: dict[int, float], hours: float, rows: dict[int, dict]
+) -> dict[int, float]:
+    """Hours until the result by the number of GPUs, printed too; `hours` is one GPU's time."""
+    totals = {}
+    for n, queue in queue_hours.items():
+        run = hours / rows[n]["speed_up"]
+        totals[n] = queue + run
+        print(
+            f"{n:>4} GPUs: {queue:4.1f} h queue + {run:4.1f} h run = {totals[n]:4.1f} h, "
+            f"{n * run:.0f} GPU hours"
+        )
+    return totals
+
+
 # ---- published ------------------------------------------------------------------------------
 
 # NVIDIA Tesla P100 data sheet (2016), SXM2: 5.3 / 10.6 / 21.2 TFLOP/s, 732 GB/s.
-P100 = vgpu.Gpu(
+P100 = multigpu.Gpu(
     name="P100-16GB",
     memory=16 * 2**30,
     bandwidth=732e9,
@@ -95,8 +220,8 @@ P100 = vgpu.Gpu(
     bf16=False,
 )
 # NVIDIA Tesla P100 whitepaper (2016): four links of 20 GB/s in each direction.
-NVLINK1 = vgpu.Link("NVLink1", 80e9, 3.4e-6)
-A100_40GB = vgpu.GPUS["A100-40GB"]
+NVLINK1 = multigpu.Link("NVLink1", 80e9, 3.4e-6)
+A100_40GB = multigpu.GPUS["A100-40GB"]
 
 # Published samples/s of one GPU. [TF] TensorFlow's benchmarks of 2017 (tensorflow/docs_src/
 # performance/benchmarks.md), DGX-1, synthetic data. [M20] Megatron-LM's table of 2020: 16
@@ -121,8 +246,8 @@ class Published:
 
     name: str
     model: str
-    gpu: vgpu.Gpu
-    link: str | vgpu.Link
+    gpu: multigpu.Gpu
+    link: str | multigpu.Link
     between: str | None
     per_node: int | None
     gpus: int
@@ -193,6 +318,26 @@ def published_rows(
     return found
 
 
+def published_table() -> dict:
+    """benchmarks/scaling.json: all rows, the errors and those of the null models. Printed."""
+    path = Path(__file__).parents[2] / "benchmarks" / "scaling.json"
+    table = json.loads(path.read_text())
+    print(f"{'':<32} published   predicted   with no GPU measured")
+    for row in table["rows"]:
+        shares = (row["published"], row["predicted"], row["uncalibrated"])
+        print(f"{row['name']:<32} {shares[0]:>9.0%}   {shares[1]:>9.0%}   {shares[2]:>9.0%}")
+    models = {
+        "predicted, one GPU measured": "error",
+        "predicted, no GPU measured": "uncalibrated_error",
+        "linear": "null_error",
+        f"always {table['constant']:.0%}, the median of all five": "constant_error",
+        "the median of the other four": "others_error",
+    }
+    for model, key in models.items():
+        print(f"mean error, {model}: {100 * table[key]:.0f} points")
+    return table
+
+
 # ---- the guide ------------------------------------------------------------------------------
 
 GIB = 2**30
@@ -214,6 +359,25 @@ class Case:
     precision: str = "bf16"
 
 
+# The trainings of the notebook.
+CASES = {
+    "the course's CNN, 64 images a step": Case("cnn", 64, gpus=8),
+    "ResNet-50, 256 images a step": Case("resnet50", 256, gpus=1),
+    "ResNet-50, 8,192 images a step": Case("resnet50", 8192, gpus=64),
+    "VGG-16, 4,096 images a step, 10 Gb/s": Case("vgg16", 4096, gpus=64, between="Ethernet10"),
+    "BERT-large, 4,096 sequences a step": Case("bert:large", 4096, gpus=8),
+    "GPT, 1.7e9 weights, 512 sequences a step": Case("gpt:24x2304x24", 512, gpus=32),
+    "GPT, 22e9 weights, 512 sequences a step": Case("gpt:48x6144x48", 512, gpus=64),
+}
+
+
+def print_guide(cases: dict[str, Case]) -> None:
+    """For each case: the lesson's method, and the computed reason."""
+    for name, case in cases.items():
+        method, reason = guide(case)
+        print(f"{name}, {pluralize(case.gpus, 'GPU')}\n    {method} ({reason})")
+
+
 def guide(case: Case) -> tuple[str, str]:
     """Which lesson's method fits the case, and the computed reason.
 
@@ -221,7 +385,7 @@ def guide(case: Case) -> tuple[str, str]:
     keeps. Its activations and the layer that it has gathered come on top. Its time is not
     computed: `multigpu scaling` models DDP, and `multigpu virtual --world` simulates FSDP.
     """
-    memory = vgpu.GPUS[case.gpu].memory
+    memory = multigpu.GPUS[case.gpu].memory
 
     def on_one(samples: int, precision: str = case.precision) -> Prediction:
         sizes = {"gpus": (1,), "per_gpu": samples}

@@ -1,6 +1,7 @@
 """The commands of exercises and grading: exercise, release, grade."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -103,7 +104,7 @@ def release(
 
 
 def grade(
-    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
+    lesson: Annotated[str, typer.Argument(help="Such as lessons/02-data-parallel, or 02.")],
     submissions: Annotated[
         Path,
         typer.Argument(
@@ -115,25 +116,11 @@ def grade(
     jobs: Annotated[
         int, typer.Option(min=1, help="How many submissions at a time; default: one a core.")
     ] = os.cpu_count() or 1,
-    override: Annotated[
+    roster: Annotated[
         Path | None,
         typer.Option(
-            help="Points by hand, with reasons: a CSV or JSON file of student, question, "
-            "points, reason. Later runs keep them."
-        ),
-    ] = None,
-    late: Annotated[
-        str | None,
-        typer.Option(
-            help="A rule such as 'deadline=2026-11-30T23:59+01:00 10%/day max 50%', or none. "
-            "Later runs keep it."
-        ),
-    ] = None,
-    times: Annotated[
-        Path | None,
-        typer.Option(
-            help="When students handed in: a CSV or JSON file of student, submitted (such as "
-            "2026-11-30T23:12+01:00). Later runs keep it."
+            help="Who is in the class: a CSV file with the column student, Canvas's export "
+            "of its gradebook, or Moodle's grading worksheet."
         ),
     ] = None,
     assignment: Annotated[
@@ -146,6 +133,10 @@ def grade(
     regrade: Annotated[
         bool, typer.Option("--regrade", help="Print what has changed since the last run.")
     ] = False,
+    gradescope: Annotated[
+        Path | None,
+        typer.Option(help="Write Gradescope's results.json, for one submission."),
+    ] = None,
     unsafe_no_sandbox: Annotated[
         bool,
         typer.Option(
@@ -166,34 +157,42 @@ def grade(
         None if unsafe_no_sandbox else _sandbox(),
         jobs,
         solutions,
-        override,
-        late,
+        roster,
         assignment,
         pseudonyms,
         regrade,
-        times,
+        gradescope,
     )
     if unsafe_no_sandbox:
         warn("no sandbox: a submission can read, change and delete all your files.")
-    announce("running the solution first, which takes some seconds")
+    announce("the solution runs first, unless it has been checked already")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _interrupt)
     with _Progress() as progress:
         try:
             lines = batch.run(options, progress.show)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             progress.close()
-            raise SystemExit(_interrupted(progress.done, output)) from None
+            _say_what_is_kept(progress.done, output)
+            number = error.args[0] if error.args else signal.SIGINT
+            raise SystemExit(128 + number) from None
     for line in lines:
         print(line)
 
 
-def _interrupted(done: int, output: Path) -> int:
-    """Print what is kept of an interrupted run. Returns the exit code, 128 + SIGINT."""
+def _interrupt(number: int, frame: object) -> None:
+    """End as Ctrl-C does, whose way out ends all processes and removes temporary files."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
+def _say_what_is_kept(done: int, output: Path) -> None:
     print(
         f"interrupted: {pluralize(done, 'submission')} graded and kept in {output}; the same "
         f"command goes on from there.",
         file=sys.stderr,
     )
-    return 130
 
 
 def _sandbox() -> str:

@@ -1,4 +1,4 @@
-"""`multigpu scaling`: predict a data-parallel step on up to thousands of GPUs."""
+"""`multigpu scaling`: predict a data-parallel step on many GPUs, or draw measured ones."""
 
 import gc
 import os
@@ -16,11 +16,13 @@ from multigpu.errors import UserError
 
 def scaling(
     model: Annotated[
-        str,
+        str | None,
         typer.Option(help="cnn, resnet50, bert:large, gpt:24x2304x24 (layers×hidden×heads)"),
-    ],
-    gpu: Annotated[str, typer.Option(help="The GPU's name, such as A100-80GB.")],
-    link: Annotated[str, typer.Option(help="Link inside a node, such as NVLink3.")],
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU's name, such as A100-80GB.")] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Link inside a node, such as NVLink3.")
+    ] = None,
     between_nodes: Annotated[
         str | None, typer.Option(help="Link between nodes, such as HDR200 or Ethernet10.")
     ] = None,
@@ -57,8 +59,29 @@ def scaling(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the numbers into this file.")
     ] = None,
+    measured_runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            metavar="FOLDER",
+            help="Instead: draw lesson 13's runs in FOLDER/*/ into FOLDER/scaling.png.",
+        ),
+    ] = None,
 ) -> None:
-    """Predict where data-parallel training falls below 80% efficiency, and what costs most."""
+    """Predict where data-parallel training falls below 80% efficiency, and what costs most.
+
+    With --measured FOLDER, draw the speed-ups of measured runs instead.
+    """
+    if measured_runs:
+        from multigpu.scaling.points import gather
+
+        gather(measured_runs)
+        return
+    if model is None or gpu is None or link is None:
+        raise UserError(
+            "a prediction needs --model, --gpu and --link, such as --model resnet50 "
+            "--gpu A100-80GB --link NVLink3; --measured FOLDER draws measured runs."
+        )
     if (workers is None) != (worker_rate is None):
         raise UserError("--workers and --worker-rate belong together: give both, or neither.")
     if step_ms is None and step_samples is not None:

@@ -11,6 +11,7 @@ import torch
 
 from multigpu.exercise.hub import Call, Hub
 from multigpu.exercise.session import Session, StudentError
+from multigpu.exercise.sources import GIVEN
 from multigpu.exercise.verdicts import difference, shown
 
 MAX_MESSAGE = 400
@@ -47,6 +48,7 @@ class Check:
     right       whether all of them are right
     stopped     whether an error ended the check
     timed_out   whether that error is that it took too long
+    starved     whether a process of the answer's had no core for much of the time
     printed     what the student's code printed
     """
 
@@ -68,6 +70,7 @@ class Check:
         self.printed = ""
         self._cells = cells
         self._new_session = new_session
+        self.starved = False
         self._session: Session | None = None
 
     # ---- the student's code -----------------------------------------------------------------
@@ -131,10 +134,11 @@ class Check:
 
     def _load(self, session: Session) -> None:
         for name, source in self._cells:
-            session.run(name, source)
+            session.run(name, source, given=name.startswith(GIVEN))
 
     def _keep_output(self, sessions: Sequence[Session]) -> None:
         for session in sessions:
+            self.starved = self.starved or session.starved
             self.printed += session.printed.decode(errors="replace")
 
     def close(self) -> None:
@@ -195,7 +199,7 @@ class Check:
         if isinstance(error, StudentError) and error.kind == UNANSWERED:
             self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
         elif isinstance(error, StudentError):
-            own = [line for line in error.lines if not line.startswith("given ")]
+            own = [line for line in error.lines if not line.startswith(GIVEN)]
             line = next(reversed(own or error.lines), "")
             where = f" at {line}" if line else ""
             self.expect(False, f"the code stopped{where[:MAX_MESSAGE]}", _cut(error))

@@ -29,8 +29,9 @@ class Grading:
     sources   what runs in the student's process
     secret    what the seeds of hidden checks are made of
     sandbox   the path of bubblewrap; None to run without
-    record    a list of (question, title, right, printed) that the checks extend; without what
-              the student's code prints in hidden checks, which could be their inputs
+    record    a list of (question, title, right, starved, printed) that the checks extend;
+              without what the student's code prints in hidden checks, which could be their
+              inputs
     """
 
     sources: Sources
@@ -114,7 +115,7 @@ class Exercise:
         try:
             with _deadline(self.seconds + OWN_SECONDS):
                 yield check
-        except (CannotRun, MemoryError):
+        except CannotRun:
             raise
         except KeyboardInterrupt:
             raise Interrupted("Interrupted: this check gives no verdict.") from None
@@ -158,6 +159,7 @@ class Exercise:
                     "question": question,
                     "title": title,
                     "right": check.right,
+                    "starved": check.starved,
                     # Feedback shows it, and an answer could print the hidden inputs.
                     "printed": "" if hidden else check.printed,
                 }

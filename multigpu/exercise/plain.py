@@ -6,6 +6,7 @@ Never a pickle, because unpickling runs code.
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ DTYPES = {
     )
 }
 MAX_DEPTH = 20
+# A tensor without elements has no bytes to bound it, and its shape alone can fill the memory:
+# as a list, one of shape (2**24, 0) has 2**24 lists.
+MAX_EMPTY = 1 << 16
 
 
 class NotPlain(ValueError):
@@ -72,6 +76,7 @@ def encode(value: Any) -> tuple[bytes, bytes]:
             except RuntimeError as error:
                 where = f"a tensor on {value.device} of layout {value.layout}"
                 raise NotPlain(f"{where} is not plain data: {error}") from None
+            _check_empty(tensor.shape)
             packed = {"tensor": [name, list(tensor.shape), position, len(data)]}
             buffers.append(data)
             position += len(data)
@@ -138,6 +143,13 @@ def _tensor(content: list, body: bytes, position: int) -> tuple[torch.Tensor, in
     if math.prod(shape) * dtype.itemsize != length:
         raise NotPlain("a tensor's bytes do not have its shape")
     if not length:
+        _check_empty(shape)
         return torch.empty(shape, dtype=dtype), position
     raw = torch.frombuffer(bytearray(body[start : start + length]), dtype=torch.uint8)
     return raw.view(dtype).reshape(shape), start + length
+
+
+def _check_empty(shape: Sequence[int]) -> None:
+    """Raise NotPlain for a tensor without elements whose other dimensions are large."""
+    if 0 in shape and math.prod(max(1, size) for size in shape) > MAX_EMPTY:
+        raise NotPlain(f"a tensor of shape {tuple(shape)} is not plain data: it is too large")

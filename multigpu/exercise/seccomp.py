@@ -1,9 +1,12 @@
 """System calls that no exercise needs and that would pass the sandbox's limits.
 
-memfd_create, shmget and mmap of anonymous shared memory give memory that no process's size
-shows; the others read other processes, or reach parts of the kernel that had many faults. Of
-sockets there are local ones and IP: a network namespace does not contain all other families,
-vsock for example. Sources: seccomp(2), filter.h.
+memfd_create, shmget, vmsplice, large buffers of sockets and pipes, and mmap of anonymous
+shared memory give memory that no process's size shows. Locks, leases and inotify on a file
+that all students see pass a message to another student; so does the kernel's log. setsid would
+give a process its own share of the CPU (sched(7), autogroup). The others read other processes,
+or reach parts of the kernel that had many faults. Of sockets there are local ones and IP: a
+network namespace does not contain all other families, vsock for example. Sources: seccomp(2),
+filter.h.
 """
 
 import ctypes
@@ -33,7 +36,25 @@ DENIED = {
     "mount": (165, 40),
     "open_tree": (428, 428),
     "fsopen": (430, 430),
+    "flock": (73, 32),
+    "inotify_init": (253, 26),  # aarch64 has inotify_init1 alone
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "vmsplice": (278, 75),
+    "io_setup": (206, 0),
+    "setsid": (112, 157),
+    "syslog": (103, 116),
+    "kcmp": (312, 272),
 }
+FCNTL = (72, 25)
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no lock, no
+# lease, no notification, no larger pipe
+COMMANDS = (0, 1, 2, 3, 4, 1030, 1032)
+SETSOCKOPT = (54, 208)
+SOL_SOCKET = 1
+BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and both as FORCE
 MMAP = (9, 222)
 SOCKET = (41, 198)
 CLONE = (56, 220)
@@ -49,7 +70,8 @@ ALLOW = 0x7FFF0000
 KILL = 0x80000000
 ERROR = 0x00050000
 # offsets in struct seccomp_data
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 40
+NUMBER, ARCHITECTURE = 0, 4
+FIRST_ARGUMENT, SECOND_ARGUMENT, THIRD_ARGUMENT, FOURTH_ARGUMENT = 16, 24, 32, 40
 MAP_SHARED, MAP_ANONYMOUS = 0x1, 0x20
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 X32 = 0x40000000  # the first number of x86_64's second table
@@ -65,9 +87,9 @@ class Program(ctypes.Structure):
 
 
 def program(machine: str) -> bytes:
-    """The filter's instructions for a machine; b"" for one that is not in ARCHITECTURES."""
+    """The filter's instructions. Raises OSError for a machine that is not in ARCHITECTURES."""
     if machine not in ARCHITECTURES:
-        return b""
+        raise OSError(errno.ENOSYS, f"no filter of system calls for {machine} processors")
     architecture, column = ARCHITECTURES[machine]
     # (code, value, where to go if true, if false): the name of an end, or lines to pass over.
     lines = [
@@ -89,6 +111,16 @@ def program(machine: str) -> bytes:
         (LOAD, FIRST_ARGUMENT, 0, 0),
         *((JUMP_IF_EQUAL, family, "allow", 0) for family in FAMILIES),
         (JUMP_IF_GREATER_OR_EQUAL, 0, "refuse", "refuse"),
+        (JUMP_IF_EQUAL, FCNTL[column], 0, len(COMMANDS) + 2),
+        (LOAD, SECOND_ARGUMENT, 0, 0),
+        *((JUMP_IF_EQUAL, command, "allow", 0) for command in COMMANDS),
+        (JUMP_IF_GREATER_OR_EQUAL, 0, "refuse", "refuse"),
+        (JUMP_IF_EQUAL, SETSOCKOPT[column], 0, len(BUFFERS) + 4),
+        (LOAD, SECOND_ARGUMENT, 0, 0),
+        (JUMP_IF_EQUAL, SOL_SOCKET, 0, "allow"),
+        (LOAD, THIRD_ARGUMENT, 0, 0),
+        *((JUMP_IF_EQUAL, option, "refuse", 0) for option in BUFFERS),
+        (JUMP_IF_GREATER_OR_EQUAL, 0, "allow", "allow"),
         (JUMP_IF_EQUAL, CLONE[column], 0, "allow"),
         (LOAD, FIRST_ARGUMENT, 0, 0),
         (JUMP_IF_ANY_BIT, NEW_NAMESPACES, "refuse", "allow"),
@@ -115,8 +147,6 @@ def program(machine: str) -> bytes:
 def refuse(libc: ctypes.CDLL) -> None:
     """Refuse these calls from now on, in this process and all that it starts."""
     code = program(platform.machine())
-    if not code:
-        return
     filter_ = Program(len(code) // 8, code)
     if libc.prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(filter_), 0, 0):
         raise OSError(ctypes.get_errno(), "seccomp")

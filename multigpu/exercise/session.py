@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from multigpu.errors import UserError
@@ -13,6 +14,7 @@ from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.hub import Hub
 from multigpu.exercise.plain import NotPlain
 
+STARVED = 0.2  # share of the time limit; who waited longer for a core is tried again alone
 JOIN_SECONDS = 5.0  # for the last output of a process that was killed
 
 
@@ -31,7 +33,7 @@ class Limits:
     seconds: float = 20.0
     memory: int = 3 << 30
     disk: int = 64 << 20
-    processes: int = 64
+    processes: int = 32
     output: int = 16 << 10
     flood: int = 64 << 20
 
@@ -68,6 +70,7 @@ class Session:
         self.pid = 0  # of the process; 0 if unknown
         self.printed = bytearray()
         self.stopped: tuple[str, str] | None = None
+        self.starved = False
         self._hub: Hub | None = None
         self._rank = 0
         ours, self.their_socket = socket.socketpair()
@@ -101,9 +104,9 @@ class Session:
         """The process, whose descendants are also the session's; 0 if unknown or ended."""
         return self.pid if self._end is not None else 0
 
-    def run(self, name: str, source: str) -> None:
-        """Run a cell's text. Raises StudentError."""
-        self._ask({"do": "run", "name": name, "source": source})
+    def run(self, name: str, source: str, given: bool = False) -> None:
+        """Run a cell's text, which is given or an answer. Raises StudentError."""
+        self._ask({"do": "run", "name": name, "source": source, "given": given})
 
     def join(self, hub: Hub, rank: int) -> None:
         """Make this process rank `rank` of a torch.distributed world."""
@@ -162,6 +165,7 @@ class Session:
         self._hub.ask(self._rank, request, answer)
 
     def _late(self, seconds: float) -> None:
+        self.starved = waited_for_a_core(self.pid) > seconds * STARVED
         waits = self._hub.unanswered() if self._hub else ""
         hangs = f": {waits}: on a cluster, this hangs" if waits else ""
         self.stop("Timeout", f"no result after {seconds:.3g} s{hangs}")
@@ -188,3 +192,14 @@ class Session:
         self._channel.close()
         if self._reader.ident is not None:
             self._reader.join(JOIN_SECONDS)
+
+
+def waited_for_a_core(pid: int) -> float:
+    """Seconds in which the process's main thread could run and had no core; 0 if unknown.
+
+    The second number of /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from multigpu.errors import UserError
 
-GIVEN = re.compile(r"\s*# given\s*$", re.MULTILINE)
+IS_GIVEN = re.compile(r"\s*# given\s*$", re.MULTILINE)
+GIVEN = "given "  # with a number, the name of a given cell
 ANSWER = re.compile(
     r"\s*# answer: ([a-z][a-z0-9_]*)(?: \(needs ([a-z0-9_, ]+)\))?\s*$", re.MULTILINE
 )
@@ -21,7 +22,7 @@ ANSWER = re.compile(
 
 def is_given(source: str) -> bool:
     """Whether a cell is tagged as given by its first line."""
-    return GIVEN.match(source) is not None
+    return IS_GIVEN.match(source) is not None
 
 
 def answer_of(source: str) -> str | None:
@@ -61,7 +62,7 @@ class Sources:
                 f"no answer yet: run the cell that begins with `# answer: {question}`, then "
                 f"this one."
             )
-        cells = [(f"given {number}", text) for number, text in enumerate(self.given, 1)]
+        cells = [(f"{GIVEN}{number}", text) for number, text in enumerate(self.given, 1)]
         for name in self.needs.get(question, needs_of(self.answers[question])):
             needed = self.needed.get(name) or self.answers.get(name)
             if needed is None:

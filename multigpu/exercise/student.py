@@ -25,6 +25,7 @@ def serve(channel: Channel) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     requests = Requests(channel.send)
+    given = Given(module.__dict__)
     commands: queue.Queue[dict] = queue.Queue()
 
     def read() -> None:
@@ -47,7 +48,7 @@ def serve(channel: Channel) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            reply = _do(commands.get(), module, requests)
+            reply = _do(commands.get(), module, requests, given)
         except BaseException as error:
             reply = {"error": _describe(error)}
         sys.stdout.flush()
@@ -60,15 +61,58 @@ def serve(channel: Channel) -> None:
             channel.send({"reply": {"error": _describe(error)}})
 
 
-def _do(message: dict, module: types.ModuleType, requests: Requests) -> dict[str, Any]:
+class GivenChanged(Exception):
+    """The answer has replaced or changed what is given, which a check relies on."""
+
+
+class Given:
+    """What the cells that are given define: functions, classes, modules, values.
+
+    A check that calls a given function relies on it, and on all that it calls. An answer that
+    gives one of these names to something else, or that changes a given function or class, is
+    refused: the check believes no word of it.
+    """
+
+    def __init__(self, names: dict[str, Any]):
+        self.names = names
+        self.kept: dict[str, list[Any]] = {}
+
+    def keep(self) -> None:
+        """Note what there is now."""
+        self.kept = {name: _marks(value) for name, value in self.names.items()}
+
+    def check(self) -> None:
+        """Raise GivenChanged if something is not what it was."""
+        for name, marks in self.kept.items():
+            if [*map(id, marks)] != [*map(id, _marks(self.names.get(name)))]:
+                raise GivenChanged(f"it changes {name}, which is given: leave it as it is")
+
+
+def _marks(value: Any) -> list[Any]:
+    """The object, and what makes up a function or a class."""
+    if isinstance(value, types.FunctionType):
+        return [value, value.__code__, value.__defaults__, value.__kwdefaults__]
+    if isinstance(value, type):
+        own = [each for each in vars(value).values() if isinstance(each, types.FunctionType)]
+        return [value, *(mark for method in own for mark in _marks(method))]
+    return [value]
+
+
+def _do(
+    message: dict, module: types.ModuleType, requests: Requests, given: Given
+) -> dict[str, Any]:
     names = module.__dict__
     if message["do"] == "run":
         _run(message["name"], message["source"], module)
+        if message["given"]:
+            given.keep()
     elif message["do"] == "world":
         join_world(message["rank"], message["size"], requests)
     elif message["do"] == "call":
+        given.check()
         function = _named(names, message["function"])
         value = function(*message["arguments"], **message["keywords"])
+        given.check()
         if requests.failed is not None:
             raise requests.failed
         return {"value": value}

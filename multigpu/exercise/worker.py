@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multigpu import sandbox
-from multigpu.exercise import memory
+from multigpu.exercise import processes
 from multigpu.exercise.session import CannotRun, Limits, Session
 
 START_SECONDS = 180  # torch's and TensorFlow's import from a slow disk
@@ -93,7 +93,7 @@ class Worker:
         message = {
             "disk": limits.disk,
             "processes": limits.processes,
-            "seconds": int(2 * limits.seconds) + 1,
+            "seconds": int(2 * seconds) + 1,
         }
         with self._lock:
             self._wait()
@@ -127,7 +127,7 @@ class Worker:
         """
         limit = self.limits.memory
         watched = [session for session in self.sessions() if session.watched]
-        if memory.exceeds([session.watched for session in watched], limit):
+        if processes.exceeds([session.watched for session in watched], limit):
             for session in watched:
                 session.stop("Memory", f"more than {limit >> 20:,} MiB")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from multigpu.files import atomic
 from multigpu.grading.csv_cells import number, table
 from multigpu.grading.feedback_style import STYLE
-from multigpu.grading.marks import Marked, MarkedPart, MarkedQuestion
+from multigpu.grading.results import PartResult, QuestionResult, Result
 from multigpu.grading.texts import visible, without_colours
 
 HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -30,14 +30,14 @@ SAFE = re.compile(r"[a-z0-9_-]{1,64}")
 DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
 
 
-def write(marks: Sequence[Marked], folder: Path, lesson: str, title: str) -> list[Path]:
-    """Write a page per student into the folder; returns the paths, in the order of marks.
+def write(results: Sequence[Result], folder: Path, lesson: str, title: str) -> list[Path]:
+    """Write a page per student into the folder; returns the paths, in the order of results.
 
     Pages of an earlier grading go: with pseudonyms, they would still show the students' names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for one in marks:
+    for one in results:
         path = folder / page_name(one.student)
         with atomic(path) as temporary:
             temporary.write_text(page(one, lesson, title), encoding="utf-8")
@@ -48,10 +48,10 @@ def write(marks: Sequence[Marked], folder: Path, lesson: str, title: str) -> lis
     return paths
 
 
-def index(marks: Sequence[Marked]) -> str:
+def index(results: Sequence[Result]) -> str:
     """CSV: each student and the file of the page."""
     return table(
-        [("student", "page"), *((one.student, page_name(one.student)) for one in marks)]
+        [("student", "page"), *((one.student, page_name(one.student)) for one in results)]
     )
 
 
@@ -68,32 +68,28 @@ def page_name(student: str) -> str:
     return f"{cleaned or 'student'}~{digest}.html"
 
 
-def page(one: Marked, lesson: str, title: str) -> str:
+def page(one: Result, lesson: str, title: str) -> str:
     """The page's HTML."""
     body = [
         "<header>",
         f"<h1>{_text(title)}</h1>",
-        f'<span class="score">{_score(one.total, one.points)}</span>',
+        f'<span class="score">{_score(one.earned, one.points)}</span>',
         "</header>",
         f'<p class="student"><bdi>{_text(one.student)}</bdi> · {_text(lesson)}</p>',
     ]
     if one.blocked:
         body.append(_note("The machine could not grade all of this; there is no score yet."))
-    if one.result.problem:
+    if one.problem:
         body.append(
             _note(
-                f"Your file could not be graded: {one.result.problem}. Ask your "
+                f"Your file could not be graded: {one.problem}. Ask your "
                 f"instructor whether you can hand it in again."
             )
         )
-    body += [_note(note) for note in one.notes]
-    if one.taken_off:
-        body.append(
-            _note(f"Earned: {_points(one.earned)}; taken off: {_points(one.taken_off)}.")
-        )
+    body += [_note(note.text) for note in one.notes]
     for question in one.questions:
         body += _question(question)
-    if any(part.measured.hidden for question in one.questions for part in question.parts):
+    if any(part.hidden for question in one.questions for part in question.parts):
         body.append(
             "<footer>A hidden check is one that your notebook does not have: "
             "other shapes, other seeds.</footer>"
@@ -120,53 +116,39 @@ def page(one: Marked, lesson: str, title: str) -> str:
     )
 
 
-def _question(question: MarkedQuestion) -> list[str]:
-    measured = question.measured
+def _question(question: QuestionResult) -> list[str]:
     lines = [
         "<section>",
-        f'<div class="head"><h2>{_heading(measured.title)}</h2>'
+        f'<div class="head"><h2>{_heading(question.title)}</h2>'
         f'<span class="score">{_score(question.earned, question.points)}</span></div>',
     ]
-    if question.given is not None:
-        lines.append(_by_hand(question.given.points, question.given.reason))
-    lines += [_note(note) for note in measured.notes]
-    lines += ["<ul>", *(_check(part, measured.blank) for part in question.parts), "</ul>"]
-    for heading, text in (("Your answer", measured.answer), ("It printed", measured.printed)):
+    lines += [_note(note) for note in question.notes]
+    lines += ["<ul>", *(_check(part, question.blank) for part in question.parts), "</ul>"]
+    for heading, text in (("Your answer", question.answer), ("It printed", question.printed)):
         if text.strip():
             lines += [f"<h3>{heading}</h3>", _pre(text)]
     return [*lines, "</section>"]
 
 
-def _check(part: MarkedPart, is_blank: bool) -> str:
-    measured = part.measured
-    no_answer = is_blank and measured.status == "wrong"
-    verdict = NO_ANSWER if no_answer else VERDICTS[measured.status]
-    hidden = ' <span class="tag">hidden</span>' if measured.hidden else ""
+def _check(part: PartResult, is_blank: bool) -> str:
+    no_answer = is_blank and part.status == "wrong"
+    verdict = NO_ANSWER if no_answer else VERDICTS[part.status]
+    hidden = ' <span class="tag">hidden</span>' if part.hidden else ""
     line = (
-        f'<li><div class="check"><span class="verdict {measured.status}">'
+        f'<li><div class="check"><span class="verdict {part.status}">'
         f"{verdict}</span>"
-        f'<span class="title">{_text(measured.title)}{hidden}</span>'
-        f'<span class="score">{_score(part.earned, measured.points)}</span></div>'
+        f'<span class="title">{_text(part.title)}{hidden}</span>'
+        f'<span class="score">{_score(part.earned, part.points)}</span></div>'
     )
-    if part.given is not None:
-        line += _by_hand(part.given.points, part.given.reason)
-    if measured.status == "blocked":
+    if part.status == "blocked":
         line += _note(BLOCKED)
-    elif measured.lines and not measured.hidden and not no_answer:
-        line += _pre("\n".join(measured.lines))
+    elif part.lines and not part.hidden and not no_answer:
+        line += _pre("\n".join(part.lines))
     return f"{line}</li>"
-
-
-def _by_hand(points: float, reason: str) -> str:
-    return _note(f"Your instructor gave {_points(points)}: {reason}")
 
 
 def _score(earned: float | None, points: float) -> str:
     return f"{number(earned) or '–'} / {number(points)}"
-
-
-def _points(points: float | None) -> str:
-    return f"{number(points)} point{'' if points == 1 else 's'}"
 
 
 def _heading(text: str) -> str:

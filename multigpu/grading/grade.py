@@ -3,8 +3,7 @@
 import hashlib
 import json
 import secrets
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,9 +11,8 @@ from pathlib import Path
 
 from multigpu import sandbox
 from multigpu.errors import UserError
-from multigpu.exercise.budget import SECONDS
 from multigpu.files import atomic
-from multigpu.grading import marking
+from multigpu.grading import marking, temporary
 from multigpu.grading.marking import Outcome, Task
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
@@ -23,9 +21,9 @@ from multigpu.grading.submissions import Submission
 from multigpu.grading.transplant import Answers, take
 
 CACHE = "outcomes"
+CHECKED = "checked.txt"  # the digest of the solution that passes its checks on this machine
 SECRET = "secret.txt"
-TRIES = 2  # a task that the machine could not run is tried again once
-VERSION = 1  # of what is stored in CACHE
+VERSION = 2  # of what is stored in CACHE
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,16 @@ def grade(
     progress(done, len(ids))
     if tasks:
         with (
-            nullcontext(pool) if pool else Pool(settings.jobs, SECONDS) as jobs,
-            tempfile.TemporaryDirectory(prefix="grading-") as folder,
+            nullcontext(pool) if pool else Pool(settings.jobs, solution.seconds) as jobs,
+            temporary.folder() as folder,
         ):
-            runner = Runner(solution, jobs, Path(folder), secret, settings.sandbox)
-            runner.check_solution(times=min(jobs.jobs, len(tasks)))
+            runner = Runner(solution, jobs, folder, secret, settings.sandbox)
+            checked = settings.folder / CHECKED
+            right = _digest(solution, solution.answers(), secret)
+            if not checked.exists() or checked.read_text() != right:
+                runner.check_solution(times=min(jobs.jobs, len(tasks)))
+                with atomic(checked) as file:
+                    file.write_text(right)
 
             def ended(task: Task, found: Outcome) -> None:
                 nonlocal done
@@ -112,13 +115,14 @@ def result(
     solution: Solution, submission: Submission, answers: Answers, run: Outcome
 ) -> Result:
     """A submission's result."""
-    general = [note for note in answers.notes if not note.partition(":")[0].isidentifier()]
+    general = [note for note in answers.notes if not note.question]
     return Result(
         submission.student,
         submission.file,
         marking.question_results(solution, answers, run, marking.to_run(solution, answers)),
-        submission.submitted,
+        submission.account,
         submission.problem or answers.problem,
+        answers.lesson,
         [*submission.notes, *general],
     )
 
@@ -139,8 +143,7 @@ class Runner:
 
         times   how many copies run; with one for each job, all jobs start at the same time
         """
-        solution = self.solution
-        texts = {question.name: solution.answer(question) for question in solution.questions}
+        texts = self.solution.answers()
         tasks = [Task(f"solution{number}", texts) for number in range(times)]
         found: list[Outcome] = []
         self.run(tasks, lambda _, run: found.append(run))
@@ -164,19 +167,27 @@ class Runner:
                     )
 
     def run(self, tasks: Sequence[Task], ended: Callable[[Task, Outcome], None]) -> None:
-        """Run tasks, and call `ended` for each as it ends."""
+        """Run tasks, and call `ended` for each as it ends.
+
+        What the machine could not run, and what took too long while others had the cores, runs
+        once more, alone.
+        """
         by_id = {task.id: task for task in tasks}
-        for attempt in range(TRIES):
-            last = attempt == TRIES - 1
-            notebooks = [(id, self._write(task)) for id, task in by_id.items()]
-            for id, cells in self.pool.run(notebooks):
-                if cells is None:
-                    found = Outcome(problem="the process that runs the checks ended")
-                else:
-                    record = marking.record_of(self.folder, by_id[id])
-                    found = marking.outcome(cells, record)
-                if last or not found.blocked:
-                    ended(by_id.pop(id), found)
+        for id, found in self._outcomes(tasks):
+            if not found.blocked and not found.starved:
+                ended(by_id.pop(id), found)
+        for task in by_id.values():
+            [(_, found)] = self._outcomes([task])
+            ended(task, found)
+
+    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[tuple[str, Outcome]]:
+        by_id = {task.id: task for task in tasks}
+        for id, cells in self.pool.run([(task.id, self._write(task)) for task in tasks]):
+            if cells is None:
+                yield id, Outcome(problem="the process that runs the checks ended")
+            else:
+                record = marking.record_of(self.folder, by_id[id])
+                yield id, marking.outcome(cells, record)
 
     def _write(self, task: Task) -> Path:
         return marking.write(
@@ -197,8 +208,8 @@ def read_secret(folder: Path) -> str:
     path = folder / SECRET
     if not path.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic(path) as temporary:
-            temporary.write_text(secrets.token_hex(16) + "\n")
+        with atomic(path) as file:
+            file.write_text(secrets.token_hex(16) + "\n")
     return path.read_text().strip()
 
 
@@ -209,7 +220,8 @@ def _digest(solution: Solution, texts: dict[str, str], secret: str) -> str:
         for cell, role in zip(solution.notebook.cells, solution.roles, strict=True)
         if role != "text"
     ]
-    data = [VERSION, version("multigpu"), cells, sorted(texts.items()), secret]
+    versions = [VERSION, version("multigpu"), version("torch")]
+    data = [versions, cells, sorted(texts.items()), secret]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:32]
 
 
@@ -222,5 +234,5 @@ def _stored(folder: Path, id: str) -> Outcome | None:
 
 def _store(folder: Path, id: str, found: Outcome) -> None:
     (folder / CACHE).mkdir(parents=True, exist_ok=True)
-    with atomic(folder / CACHE / f"{id}.json") as temporary:
-        temporary.write_text(json.dumps(found.to_json()))
+    with atomic(folder / CACHE / f"{id}.json") as file:
+        file.write_text(json.dumps(found.to_json()))

@@ -2,65 +2,61 @@
 
 A blocked student has an empty cell in each form, never 0. In the forms for Canvas and Moodle,
 a student whose file could not be graded has an empty cell too, because they would show the 0
-to the student. Canvas and Moodle find a student by the number in the key, `Jane Doe (Moodle
-12345)`, which submissions.find() makes from their own zips; another key counts as a login.
+to the student. Canvas and Moodle find a student by the number of the account, which
+submissions.find() reads in their own zips; without one, the key counts as a login.
 """
 
 from collections.abc import Sequence
 
 from multigpu.grading.csv_cells import table
-from multigpu.grading.marks import Marked
-from multigpu.grading.platforms import CANVAS_KEY, MOODLE_KEY
+from multigpu.grading.results import Result
 
 
-def gradebook(marks: Sequence[Marked]) -> str:
-    """CSV: student, points per question, late penalty, total, out of, status, notes.
+def gradebook(results: Sequence[Result], absent: Sequence[str] = ()) -> str:
+    """CSV: student, points per question, total, out of, status, notes.
 
-    status is `graded`, `blocked` (the machine could not grade it) or `not readable` (the file
-    is no notebook: 0 points, unless points are given by hand).
+    status is `graded`, `blocked` (the machine could not grade it), `not readable` (the file
+    is no notebook: 0 points), or `nothing handed in` for the students of `absent`.
     """
-    names = [question.measured.name for question in marks[0].questions] if marks else []
+    names = [question.name for question in results[0].questions] if results else []
     rows: list[list[str | float | None]] = [
-        ["student", *names, "late penalty", "total", "out of", "status", "notes"]
+        ["student", *names, "total", "out of", "status", "notes"]
     ]
-    for one in marks:
+    for one in results:
         rows.append(
             [
                 one.student,
                 *(question.earned for question in one.questions),
-                one.taken_off,
-                one.total,
+                one.earned,
                 one.points,
                 status(one),
                 notes(one),
             ]
         )
+    for student in absent:
+        rows.append([student, *[""] * len(names), "", "", "nothing handed in", ""])
     return table(rows)
 
 
-def status(one: Marked) -> str:
+def status(one: Result) -> str:
     """The student's status in one or two words."""
     if one.blocked:
         return "blocked"
-    return "not readable" if one.result.problem else "graded"
+    return "not readable" if one.problem else "graded"
 
 
-def notes(one: Marked) -> str:
-    """What is to be said about the marks, in one cell."""
-    said = [one.result.problem] if one.result.problem else []
-    said += one.notes
-    for override in one.overrides:
-        check = f"/{override.check}" if override.check else ""
-        said.append(f"{override.question}{check} by hand: {override.reason}")
-    return "; ".join(said)
+def notes(one: Result) -> str:
+    """What is to be said about the submission, in one cell."""
+    said = [one.problem] if one.problem else []
+    return "; ".join([*said, *(note.text for note in one.notes)])
 
 
-def published(one: Marked) -> float | None:
-    """The total for a platform; None if the file was not graded and nothing is by hand."""
-    return None if one.result.problem and not one.overrides else one.total
+def published(one: Result) -> float | None:
+    """The total for a platform; None if the file was not graded."""
+    return None if one.problem else one.earned
 
 
-def canvas(marks: Sequence[Marked], assignment: str) -> str:
+def canvas(results: Sequence[Result], assignment: str) -> str:
     """CSV for Canvas: Grades > Import.
 
     `assignment` is the column's name in Canvas's own export, which ends with the assignment's
@@ -70,20 +66,18 @@ def canvas(marks: Sequence[Marked], assignment: str) -> str:
     """
     rows: list[list[str | float | None]] = [
         ["Student", "ID", "SIS Login ID", "Section", assignment],
-        ["    Points Possible", "", "", "", _most(marks)],
+        ["    Points Possible", "", "", "", _most(results)],
     ]
-    for one in marks:
-        match = CANVAS_KEY.fullmatch(one.student)
-        name = match["name"] if match else one.student
+    for one in results:
+        number = _number(one, "Canvas")
         # A student of this name would become the row of the points.
-        name = name.replace("Points Possible", "Points_Possible")
-        number = match["id"] if match else ""
-        login = "" if match else one.student
+        name = _name(one).replace("Points Possible", "Points_Possible")
+        login = "" if number else one.student
         rows.append([name, number, login, "", published(one)])
     return table(rows)
 
 
-def moodle(marks: Sequence[Marked]) -> str:
+def moodle(results: Sequence[Result]) -> str:
     """CSV for Moodle: the assignment's `Upload grading worksheet`, or Grades > Import > CSV.
 
     The worksheet needs Identifier, Grade and Last modified (grade), in English
@@ -102,15 +96,27 @@ def moodle(marks: Sequence[Marked]) -> str:
             "Last modified (grade)",
         ]
     ]
-    for one in marks:
-        match = MOODLE_KEY.fullmatch(one.student)
-        identifier = f"Participant {match['id']}" if match else ""
-        name = match["name"] if match else ""
-        login = "" if match else one.student
+    for one in results:
+        number = _number(one, "Moodle")
+        identifier = f"Participant {number}" if number else ""
+        name = _name(one) if number else ""
+        login = "" if number else one.student
         row = [identifier, name, login, status(one), published(one), one.points, ""]
         rows.append(row)
     return table(rows)
 
 
-def _most(marks: Sequence[Marked]) -> float:
-    return max((one.points for one in marks), default=0.0)
+def _number(one: Result, platform: str) -> str:
+    """The student's number on the platform; "" if the file is not from there."""
+    return one.account.number if one.account and one.account.platform == platform else ""
+
+
+def _name(one: Result) -> str:
+    """The student's key without the account, which the key of a platform's file ends with."""
+    if one.account is None:
+        return one.student
+    return one.student.removesuffix(f" ({one.account.platform} {one.account.number})")
+
+
+def _most(results: Sequence[Result]) -> float:
+    return max((one.points for one in results), default=0.0)

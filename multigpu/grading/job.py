@@ -11,6 +11,8 @@ again if it has ended.
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +21,7 @@ import pytest
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbFile, NbCellError
 
+from multigpu.exercise import processes
 from multigpu.notebooks.cells import ESCAPE
 
 DIFFERENT = "Cell outputs differ"  # nbval's message
@@ -109,11 +112,19 @@ def _printed(item: pytest.Item) -> list[str]:
     return "".join(texts).splitlines()
 
 
+def _end_with(parent: int) -> None:
+    """End this process and its kernel when the grader has ended, by SIGKILL for example."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    processes.kill(os.getpid())
+
+
 def main(seconds: float) -> None:
     """Run the job.
 
     seconds   that nbval waits for a cell
     """
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # pytest replaces its input and output, and the kernel may print.
     requests = os.fdopen(os.dup(0))
     replies = os.fdopen(os.dup(1), "w")

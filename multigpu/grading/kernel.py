@@ -1,6 +1,7 @@
 """What the grader's kernel runs before and after the checks of a submission."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,10 @@ from multigpu import vgpu
 from multigpu.exercise.exercise import Grading, grade_with
 from multigpu.exercise.sources import Sources
 from multigpu.virtual import face
+
+# What the checks may use beside what the imports use. An answer decides on the size of what it
+# returns, and a check that needs more is wrong: it ends in MemoryError.
+MEMORY = 4 << 30
 
 _grading: Grading | None = None
 
@@ -20,6 +25,7 @@ def begin(file: str) -> None:
     from IPython import get_ipython
 
     global _grading
+    _limit_memory()
     shell = get_ipython()
     if shell is not None:
         shell.reset(new_session=True)
@@ -30,6 +36,15 @@ def begin(file: str) -> None:
     secret, sandbox = data.pop("secret"), data.pop("sandbox")
     _grading = Grading(Sources(**data), secret, sandbox)
     grade_with(_grading)
+
+
+def _limit_memory() -> None:
+    """Limit this process's memory, once. Each process that it starts has the same limit."""
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+        return
+    status = Path("/proc/self/status").read_text()
+    used = int(status.partition("VmData:")[2].split()[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
 
 
 def end(file: str) -> None:

@@ -52,9 +52,7 @@ def write(
     data = {
         "given": solution.sources("given"),
         "answers": task.answers,
-        "needed": {}
-        if own_needs
-        else {q.name: solution.answer(q) for q in solution.questions},
+        "needed": {} if own_needs else solution.answers(),
         "needs": {question.name: question.needs for question in solution.questions},
         "secret": secret,
         "sandbox": sandbox,
@@ -95,11 +93,13 @@ class Outcome:
 
     parts     (question, title) to (status, lines)
     problem   why the machine could not run it; "" if it could
+    starved   whether a check took too long and waited for a core in that time
     """
 
     parts: dict[tuple[str, str], tuple[str, list[str]]] = field(default_factory=dict)
     printed: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    starved: bool = False
 
     @property
     def blocked(self) -> bool:
@@ -136,6 +136,7 @@ def outcome(cells: list[dict[str, Any]], record: Path) -> Outcome:
         recorded = []
     for each in recorded:
         key = each["question"], each["title"]
+        found.starved = found.starved or each["starved"]
         status, lines = found.parts.get(key, ("", []))
         if status == "right" and not each["right"]:
             # nbval compares text. A student's text must not be able to please it.
@@ -176,5 +177,5 @@ def _result(question: Question, answers: Answers, run: Outcome, blank: bool) -> 
         answer=answers.sources.get(question.name, ""),
         blank=blank,
         printed=run.printed.get(question.name, ""),
-        notes=[note for note in answers.notes if note.startswith(f"{question.name}:")],
+        notes=[note.text for note in answers.notes if note.question == question.name],
     )

@@ -6,29 +6,32 @@ Canvas   `doejane_LATE_12345_67890_Name.ipynb`: sortable name, user, upload (can
 Moodle   `Jane Doe_12345_assignsubmission_file/Name.ipynb`, before version 4 with `file_`; or
          `Jane Doe_12345_assignsubmission_file_Name.ipynb`, if "Download submissions in
          folders" is off (mod/assign/classes/downloader.php).
-nbgrader `submitted/STUDENT/ASSIGNMENT/Name.ipynb`, with timestamp.txt beside it.
+nbgrader `submitted/STUDENT/ASSIGNMENT/Name.ipynb`.
+
+A student chooses Name, so a file has the form that most notebooks have, or none.
 """
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from multigpu.errors import UserError, pluralize
+from multigpu.grading.results import Account
 from multigpu.grading.sources import NO_NAME, File
 
+# The platform's part is at the left; the student's own may look like it, and follows.
 CANVAS = re.compile(
-    r"(?:(?P<user>.*?)_(?:(?P<late>LATE|late)_)?(?P<id>\d+)|(?:(?P<late2>LATE)_)?(?P<anon>anon_\w+?))"
+    r"(?:(?P<late2>LATE)_)?"
+    r"(?:(?P<anon>anon_[0-9A-Za-z]+)|(?P<user>.*?)_(?:(?P<late>LATE|late)_)?(?P<id>\d+))"
     r"_(?:(?P<upload>\d+)_(?P<name>.+)|(?P<page>(?:text|link)\.html))",
     re.DOTALL,
 )
 MOODLE = re.compile(
-    r"(?P<user>.*)_(?P<id>\d+)_assignsubmission_(?P<kind>file|onlinetext)_?(?P<name>.*)",
+    r"(?P<user>.*?)_(?P<id>\d+)_assignsubmission_(?P<kind>file|onlinetext)_?(?P<name>.*)",
     re.DOTALL,
 )
-CANVAS_KEY = re.compile(r"(?P<name>.*) \(Canvas (?P<id>\d+|anon_\w+)\)", re.DOTALL)
-MOODLE_KEY = re.compile(r"(?P<name>.*) \(Moodle (?P<id>\d+)\)", re.DOTALL)
-STAMP = "timestamp.txt"
 # The folders that nbgrader makes beside `submitted`; they may hold notebooks.
 NBGRADER = ("submitted", "source", "release", "autograded", "feedback")
 # A path below the folder of the submissions, and its file.
@@ -43,7 +46,7 @@ class HandedIn:
     name      the student's own name of the file
     upload    the platform's number, higher for a later upload; 0 if it gives none
     late      whether Canvas marks it as late
-    stamp     nbgrader's timestamp.txt
+    account   the student's on the platform; None for another source
     """
 
     student: str
@@ -51,7 +54,7 @@ class HandedIn:
     file: File
     upload: int = 0
     late: bool = False
-    stamp: File | None = None
+    account: Account | None = None
 
     @property
     def shown(self) -> str:
@@ -73,15 +76,36 @@ def whose(files: list[File], path: Path, lesson: str) -> tuple[list[HandedIn], l
         return found, notes + _beside(below)
     if _is_nbgrader(below, lesson, named=path.resolve().name == "submitted"):
         return _nbgrader(below, path, lesson)
+    form = _form([parts for parts, _ in below])
     found = []
     notes = []
     for parts, file in below:
-        one = _moodle(parts, file) or _canvas(parts, file) or _plain(parts, file)
+        one = form(parts, file) or _plain(parts, file)
         if one is None:
             notes.append(f"{file.path} was ignored: {file.problem or 'it is not a notebook'}")
         else:
             found.append(one)
     return found, notes
+
+
+def _form(below: list[tuple[str, ...]]) -> Callable[[tuple[str, ...], File], HandedIn | None]:
+    """How the platform of most notebooks names them: _moodle, _canvas or _plain."""
+    counts = Counter()
+    for parts in below:
+        canvas = CANVAS.fullmatch(parts[0]) if len(parts) == 1 else None
+        moodle = MOODLE.fullmatch(parts[0])
+        # A name of one platform can go on in the form of the other.
+        if moodle and (canvas is None or moodle.start("id") <= _number_at(canvas)):
+            counts[_moodle] += _is_notebook(parts[-1])
+        elif canvas:
+            counts[_canvas] += _is_notebook(parts[-1])
+        else:
+            counts[_plain] += _is_notebook(parts[-1])
+    return max((_plain, _moodle, _canvas), key=lambda form: counts[form])
+
+
+def _number_at(canvas: re.Match[str]) -> int:
+    return canvas.start("anon" if canvas["anon"] else "id")
 
 
 def _without_wrapper(below: list[Below], path: Path) -> list[Below]:
@@ -119,7 +143,8 @@ def _is_nbgrader(below: list[Below], lesson: str, named: bool) -> bool:
     notebooks = [parts for parts, _ in below if _is_notebook(parts[-1])]
     deep = bool(notebooks) and all(len(parts) >= 3 for parts in notebooks)
     marked = any(
-        len(parts) >= 3 and (parts[1] == lesson or parts[2:] == (STAMP,)) for parts, _ in below
+        len(parts) >= 3 and (parts[1] == lesson or parts[2:] == ("timestamp.txt",))
+        for parts, _ in below
     )
     return deep and (named or marked)
 
@@ -149,38 +174,46 @@ def _nbgrader(below: list[Below], path: Path, lesson: str) -> tuple[list[HandedI
     inside = [(parts, file) for parts, file in inside if parts[1] == wanted]
     without = sorted(students - {parts[0] for parts, _ in inside})
     notes = [f"{name} handed in nothing in a folder {wanted}" for name in without]
-    stamps = {parts[0]: file for parts, file in inside if parts[2:] == (STAMP,)}
     found = [
-        HandedIn(parts[0], "/".join(parts[2:]), file, stamp=stamps.get(parts[0]))
+        HandedIn(parts[0], "/".join(parts[2:]), file)
         for parts, file in inside
-        if parts[2:] != (STAMP,)
+        if parts[2:] != ("timestamp.txt",)
     ]
     return found, notes
 
 
 def _moodle(parts: tuple[str, ...], file: File) -> HandedIn | None:
-    # Only the first part is Moodle's: a student could name a folder like another student's.
+    # Only the first part is Moodle's; what is in the folder is the student's own.
     match = MOODLE.fullmatch(parts[0])
     if match is None:
         return None
     student = f"{match['user']} (Moodle {match['id']})"
-    return HandedIn(student, "/".join(parts[1:]) or match["name"] or parts[0], file)
+    name = "/".join(parts[1:]) or match["name"] or parts[0]
+    return HandedIn(student, name, file, account=Account("Moodle", match["id"]))
 
 
 def _canvas(parts: tuple[str, ...], file: File) -> HandedIn | None:
     match = CANVAS.fullmatch(parts[-1]) if len(parts) == 1 else None
     if match is None:
         return None
-    student = f"{match['user'] or 'anonymous'} (Canvas {match['id'] or match['anon']})"
+    number = match["id"] or match["anon"]
+    student = f"{match['user'] or 'anonymous'} (Canvas {number})"
     late = bool(match["late"] or match["late2"])
     upload = int((match["upload"] or "0")[:30])
-    return HandedIn(student, match["name"] or match["page"], file, upload, late)
+    name = match["name"] or match["page"]
+    return HandedIn(student, name, file, upload, late, Account("Canvas", number))
 
 
 def _plain(parts: tuple[str, ...], file: File) -> HandedIn | None:
     """STUDENT.ipynb, or any file in the folder STUDENT."""
     if len(parts) > 1:
-        return HandedIn(parts[0], "/".join(parts[1:]), file)
+        return HandedIn(_without_account(parts[0]), "/".join(parts[1:]), file)
     if _is_notebook(parts[0]):
-        return HandedIn(parts[0][: -len(".ipynb")].strip() or NO_NAME, parts[0], file)
+        student = parts[0][: -len(".ipynb")].strip() or NO_NAME
+        return HandedIn(_without_account(student), parts[0], file)
     return None
+
+
+def _without_account(student: str) -> str:
+    """The name, which must not look like the key of a platform's student."""
+    return re.sub(r"\((Canvas|Moodle) (\w+)\)", r"[\1 \2]", student)

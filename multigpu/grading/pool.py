@@ -5,16 +5,17 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from multigpu.errors import UserError
+from multigpu.exercise import processes
 from multigpu.exercise.budget import SUBMISSION_CHECKS
+from multigpu.grading import temporary
 
 START_SECONDS = 180  # a job's first notebook waits for imports
 SPARE_SECONDS = 60.0  # by which nbval waits longer than the checks' own limits
@@ -25,12 +26,11 @@ class Job:
 
     def __init__(self, seconds_per_check: float):
         # Jupyter and IPython leave files where they are killed.
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="grading-job-", ignore_cleanup_errors=True
-        )
+        self._temporary = ExitStack()
+        folder = self._temporary.enter_context(temporary.folder())
         environment = dict(os.environ)
         environment |= {
-            "TMPDIR": self._temporary.name,
+            "TMPDIR": str(folder),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "OMP_NUM_THREADS": "1",
             "IPYTHONDIR": os.devnull,
@@ -69,12 +69,12 @@ class Job:
     def close(self, now: bool = False) -> None:
         """End the process and its kernel."""
         if now:
-            self._process.kill()
+            processes.kill(self._process.pid)
         with suppress(OSError):  # of what was not yet written
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
-        self._temporary.cleanup()
+        self._temporary.close()
 
 
 class Pool:

@@ -17,7 +17,7 @@ Change = Callable[["NotebookNode"], None]
 def write(solution: Solution, folder: Path) -> list[Path]:
     """Write STUDENT.ipynb for each student. Returns the paths. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    right = {question.name: solution.answer(question) for question in solution.questions}
+    right = solution.answers()
     first, *others = right
     without_first = {name: right[name] for name in others}
     made: dict[str, str] = {

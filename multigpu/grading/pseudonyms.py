@@ -4,13 +4,12 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from multigpu.errors import UserError
 from multigpu.grading.csv_cells import table
-from multigpu.grading.marks import Marked, MarkedQuestion
-from multigpu.grading.overrides import Override
+from multigpu.grading.results import Result
 
 # Without the letters and digits that look alike, as in Crockford's base 32.
 ALPHABET = bytes.maketrans(
@@ -36,12 +35,12 @@ def pseudonym(student: str, secret: bytes) -> str:
     return f"student-{letters[:10]}"
 
 
-def pseudonymized(marks: Iterable[Marked], secret: bytes) -> list[Marked]:
-    """The marks without the students' keys, in the order of the pseudonyms.
+def pseudonymized(results: Iterable[Result], secret: bytes) -> list[Result]:
+    """The results without the students' keys, in the order of the pseudonyms.
 
     File names are removed, from notes too. What a student wrote into an answer stays.
     """
-    hidden = [_hidden(one, pseudonym(one.student, secret)) for one in marks]
+    hidden = [_hidden(one, pseudonym(one.student, secret)) for one in results]
     if len({one.student for one in hidden}) < len(hidden):
         raise UserError("two students have one pseudonym: use another secret.")
     return sorted(hidden, key=lambda one: one.student)
@@ -53,40 +52,22 @@ def key_table(students: Iterable[str], secret: bytes) -> str:
     return table([("pseudonym", "student"), *rows])
 
 
-def _hidden(one: Marked, name: str) -> Marked:
+def _hidden(one: Result, name: str) -> Result:
     real = one.student
 
     def clean(text: str) -> str:
         renamed = re.sub(rf"(?<!\w){re.escape(real)}(?!\w)", name, text)
         return FILE_NAME.sub(" a notebook", renamed).strip()
 
-    questions = [
-        MarkedQuestion(
-            replace(
-                question.measured, notes=[clean(note) for note in question.measured.notes]
-            ),
-            [
-                replace(part, given=_renamed(part.given, name, clean))
-                for part in question.parts
-            ],
-            _renamed(question.given, name, clean),
-        )
-        for question in one.questions
-    ]
-    result = replace(
-        one.result,
+    return replace(
+        one,
         student=name,
         file="",
-        problem=clean(one.result.problem),
-        notes=[clean(note) for note in one.result.notes],
-        questions=[question.measured for question in questions],
+        problem=clean(one.problem),
+        account=None,
+        notes=[replace(note, text=clean(note.text)) for note in one.notes],
+        questions=[
+            replace(question, notes=[clean(note) for note in question.notes])
+            for question in one.questions
+        ],
     )
-    return Marked(result, questions, one.penalty)
-
-
-def _renamed(
-    override: Override | None, name: str, clean: Callable[[str], str]
-) -> Override | None:
-    if override is None:
-        return None
-    return replace(override, student=name, reason=clean(override.reason))

@@ -1,7 +1,6 @@
 """How the questions did: counts, mean, and how well a question separates the students.
 
-All of it but the mean total is about what was measured; points by hand do not count. Files
-that could not be graded are left out.
+Files that could not be graded are left out.
 """
 
 import math
@@ -11,7 +10,7 @@ from typing import Any
 
 from multigpu.errors import pluralize
 from multigpu.grading.csv_cells import number
-from multigpu.grading.marks import Marked, MarkedQuestion
+from multigpu.grading.results import QuestionResult, Result
 from multigpu.grading.texts import visible
 
 MIN_STUDENTS = 3
@@ -23,7 +22,6 @@ class Row:
 
     check           its title; "" for the whole question
     right … blocked students: a question is right if all its checks are, and blocked if one is
-    by_hand         students with points by hand for it
     mean            mean share of the points, from 0 to 1, blocked ones left out
     discrimination  from -1 to 1; None if it is not defined
     """
@@ -36,12 +34,11 @@ class Row:
     wrong: int
     blank: int
     blocked: int
-    by_hand: int
     mean: float | None
     discrimination: float | None
 
 
-def rows(marks: Sequence[Marked]) -> list[Row]:
+def rows(results: Sequence[Result]) -> list[Row]:
     """A row per question, and one per check after it.
 
     discrimination is the correlation of the points for it with the points for the rest of the
@@ -56,38 +53,34 @@ def rows(marks: Sequence[Marked]) -> list[Row]:
     Below 0.2, look at the question (a common rule of thumb); below 0, better students get it
     wrong. It is not defined for fewer than three students, or if all have the same.
     """
-    marks = [one for one in marks if not one.result.problem]
+    results = [one for one in results if not one.problem]
     found = []
-    count = len(marks[0].questions) if marks else 0
+    count = len(results[0].questions) if results else 0
     for place in range(count):
-        questions = [one.questions[place] for one in marks]
-        found.append(_row(marks, None, questions))
+        questions = [one.questions[place] for one in results]
+        found.append(_row(results, None, questions))
         for place_of_check in range(min(len(question.parts) for question in questions)):
-            found.append(_row(marks, place_of_check, questions))
+            found.append(_row(results, place_of_check, questions))
     return found
 
 
 def _row(
-    marks: Sequence[Marked], check: int | None, questions: Sequence[MarkedQuestion]
+    results: Sequence[Result], check: int | None, questions: Sequence[QuestionResult]
 ) -> Row:
     """The row of a question; with a check, of the check at this place."""
-    first = questions[0].measured
+    first = questions[0]
     counts = {"right": 0, "wrong": 0, "blank": 0, "blocked": 0}
     shares = []
     rests = []
-    by_hand = 0
-    for one, question in zip(marks, questions, strict=True):
-        parts = question.measured.parts
+    for one, question in zip(results, questions, strict=True):
+        parts = question.parts
         chosen = parts if check is None else [parts[check]]
-        status = _status(question.measured.blank, [part.status for part in chosen])
+        status = _status(question.blank, [part.status for part in chosen])
         counts[status] += 1
-        given = question.overrides if check is None else [question.parts[check].given]
-        by_hand += any(given)
         points = sum(part.points for part in chosen)
-        whole = one.result
-        if status != "blocked" and not whole.blocked:
+        if status != "blocked" and not one.blocked:
             earned = sum(part.earned for part in chosen)
-            rests.append((earned, whole.earned - earned))
+            rests.append((earned, one.earned - earned))
         if status != "blocked" and points:
             shares.append(sum(part.earned for part in chosen) / points)
     part = None if check is None else first.parts[check]
@@ -97,7 +90,6 @@ def _row(
         part.hidden if part else False,
         part.points if part else first.points,
         **counts,
-        by_hand=by_hand,
         mean=sum(shares) / len(shares) if shares else None,
         discrimination=correlation(rests),
     )
@@ -127,35 +119,31 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     return max(-1.0, min(1.0, product / math.sqrt(square_first * square_second)))
 
 
-def to_json(marks: Sequence[Marked]) -> dict[str, Any]:
+def to_json(results: Sequence[Result]) -> dict[str, Any]:
     """A dict for json.dump: how many students, how many files not read, and the rows."""
-    unread = sum(bool(one.result.problem) for one in marks)
+    unread = sum(bool(one.problem) for one in results)
     return {
-        "students": len(marks) - unread,
+        "students": len(results) - unread,
         "not readable": unread,
-        "rows": [asdict(row) for row in rows(marks)],
+        "rows": [asdict(row) for row in rows(results)],
     }
 
 
-def mean_total(marks: Sequence[Marked]) -> float | None:
-    """The mean of the totals of all files that could be graded; blocked ones are left out.
-
-    Totals include points by hand and late penalties.
-    """
-    totals = [one.total for one in marks if not one.result.problem]
+def mean_total(results: Sequence[Result]) -> float | None:
+    """The mean of the totals of all files that could be graded; blocked ones are left out."""
+    totals = [one.earned for one in results if not one.problem]
     known = [total for total in totals if total is not None]
     return sum(known) / len(known) if known else None
 
 
-def text(marks: Sequence[Marked]) -> str:
+def text(results: Sequence[Result]) -> str:
     """The rows as a table of at most 95 columns."""
-    points = marks[0].points if marks else 0
-    unread = sum(bool(one.result.problem) for one in marks)
+    points = results[0].points if results else 0
+    unread = sum(bool(one.problem) for one in results)
     lines = [
-        f"{pluralize(len(marks) - unread, 'student')}; left out, as they could not be graded: "
-        f"{pluralize(unread, 'file')}",
-        f"mean total: {number(mean_total(marks)) or '-'} of {number(points)} points, with "
-        f"points by hand and late penalties",
+        f"{pluralize(len(results) - unread, 'student')}; left out, as they could not be "
+        f"graded: {pluralize(unread, 'file')}",
+        f"mean total: {number(mean_total(results)) or '-'} of {number(points)} points",
         "discrim.: how well it separates strong from weak students, from -1 to 1. Below 0.2, "
         "look at",
         "the question; below 0, students who do well elsewhere get it wrong.",
@@ -163,7 +151,7 @@ def text(marks: Sequence[Marked]) -> str:
         f"{'question / check':<42}{'points':>7}{'right':>6}{'wrong':>6}{'blank':>6}"
         f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",
     ]
-    for row in rows(marks):
+    for row in rows(results):
         name = (
             f"  {row.check}{' (hidden)' if row.hidden else ''}" if row.check else row.question
         )

@@ -1,10 +1,9 @@
 """All reports of a grading, in a folder.
 
-gradebook.csv, canvas.csv, moodle.csv    points (gradebook.py)
-results.json                             all marks; what regrading compares with
-junit.xml                                all checks (junit.py), for the instructor
-statistics.txt, statistics.json          per question (question_statistics.py)
-similarity.txt, similarity.json          answers that are alike (similarity.py)
+gradebook.csv, canvas.csv, moodle.csv      points (gradebook.py)
+results.json                               everything; what --regrade compares with
+statistics.txt, statistics.json            per question (question_statistics.py)
+similarity.txt, similarity.json            answers that are alike (similarity.py)
 feedback/STUDENT.html, feedback/index.csv  for the students; which page is whose (feedback.py)
 """
 
@@ -16,12 +15,12 @@ from multigpu.errors import UserError
 from multigpu.files import atomic, write_json
 from multigpu.grading import feedback, question_statistics, similarity
 from multigpu.grading.gradebook import canvas, gradebook, moodle
-from multigpu.grading.junit import junit
-from multigpu.grading.marks import Marked, from_json
+from multigpu.grading.results import Result
 
 
 def write(
-    marks: Sequence[Marked],
+    results: Sequence[Result],
+    absent: Sequence[str],
     folder: Path,
     lesson: str,
     title: str,
@@ -30,21 +29,21 @@ def write(
 ) -> list[Path]:
     """Write all reports; returns their paths.
 
+    absent       who is on the roster and has handed in nothing
     lesson       such as 05-ddp-cluster
     title        the lesson's, for the pages
     released     each question's answer cell as students got it
     assignment   the column's name in Canvas; the title, if it is empty
     """
     (folder / "feedback").mkdir(parents=True, exist_ok=True)
-    alike = similarity.pairs(marks, released)
+    alike = similarity.pairs(results, released)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
-        "gradebook.csv": "\ufeff" + gradebook(marks),
-        "feedback/index.csv": "\ufeff" + feedback.index(marks),
-        "canvas.csv": canvas(marks, assignment or title),
-        "moodle.csv": moodle(marks),
-        "junit.xml": junit(marks, lesson),
-        "statistics.txt": question_statistics.text(marks),
+        "gradebook.csv": "\ufeff" + gradebook(results, absent),
+        "feedback/index.csv": "\ufeff" + feedback.index(results),
+        "canvas.csv": canvas(results, assignment or title),
+        "moodle.csv": moodle(results),
+        "statistics.txt": question_statistics.text(results),
         "similarity.txt": similarity.text(alike),
     }
     written = []
@@ -53,23 +52,26 @@ def write(
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
         written.append(folder / name)
-    statistics = question_statistics.to_json(marks)
+    statistics = question_statistics.to_json(results)
     written.append(write_json(folder / "statistics.json", statistics))
     pairs = [pair.to_json() for pair in alike]
     written.append(write_json(folder / "similarity.json", pairs))
-    written.append(write_results(marks, folder / "results.json"))
-    return written + feedback.write(marks, folder / "feedback", lesson, title)
+    written.append(write_results(results, folder / "results.json"))
+    return written + feedback.write(results, folder / "feedback", lesson, title)
 
 
-def write_results(marks: Sequence[Marked], path: Path) -> Path:
-    """Write the marks as JSON."""
-    return write_json(path, [one.to_json() for one in marks])
+def write_results(results: Sequence[Result], path: Path) -> Path:
+    """Write the results as JSON."""
+    return write_json(path, [one.to_json() for one in results])
 
 
-def read_results(path: Path) -> list[Marked]:
-    """The marks of a results.json. Raises UserError if it cannot be read."""
+def read_results(path: Path) -> list[Result]:
+    """The results of a results.json. Raises UserError if it cannot be read."""
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if type(data) is not list:
+            raise TypeError("expected a list")
+        return [Result.from_json(each) for each in data]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -3,10 +3,31 @@
 All reports are made from this; nothing in it depends on the order or number of jobs.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 Status = Literal["right", "wrong", "blocked"]
+
+
+class Kind(StrEnum):
+    """What a note is about."""
+
+    FILES = "several files"
+    LATE = "late"
+    NOT_LISTED = "not on the roster"
+    NO_ANSWER = "no answer cell"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is to be said about a submission, or about the answer to a question."""
+
+    text: str
+    kind: Kind = Kind.OTHER
+    question: str = ""
 
 
 @dataclass
@@ -26,7 +47,10 @@ class PartResult:
     lines: list[str] = field(default_factory=list)
 
     @property
-    def earned(self) -> float:
+    def earned(self) -> float | None:
+        """The points; None if the check is blocked."""
+        if self.status == "blocked":
+            return None
         return self.points if self.status == "right" else 0.0
 
 
@@ -52,12 +76,17 @@ class QuestionResult:
         return sum(part.points for part in self.parts)
 
     @property
-    def earned(self) -> float:
-        return sum(part.earned for part in self.parts)
+    def earned(self) -> float | None:
+        """The points; None if a check is blocked."""
+        return _sum(part.earned for part in self.parts)
 
-    @property
-    def blocked(self) -> bool:
-        return any(part.status == "blocked" for part in self.parts)
+
+@dataclass(frozen=True, order=True)
+class Account:
+    """A student on a platform, `Canvas` or `Moodle`, by the platform's number."""
+
+    platform: str
+    number: str
 
 
 @dataclass
@@ -66,29 +95,32 @@ class Result:
 
     student    the key of the gradebook: a login, a number, or what the platform gives
     file       the name of the file that was graded; "" if there was none
-    submitted  when, in ISO 8601 with the time zone; "" if nothing says so
+    account    what Canvas or Moodle finds the student by; None for another source
     problem    why nothing could be graded: the file is no notebook, say; it scores 0
+    lesson     the other lesson whose notebook it is, which is then the problem
     notes      what is to be said about the submission: an older one was left out, say
     """
 
     student: str
     file: str
     questions: list[QuestionResult]
-    submitted: str = ""
+    account: Account | None = None
     problem: str = ""
-    notes: list[str] = field(default_factory=list)
+    lesson: str = ""
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def points(self) -> float:
         return sum(question.points for question in self.questions)
 
     @property
-    def earned(self) -> float:
-        return sum(question.earned for question in self.questions)
+    def earned(self) -> float | None:
+        """The points for the gradebook; None, and never 0, if a check is blocked."""
+        return _sum(question.earned for question in self.questions)
 
     @property
     def blocked(self) -> bool:
-        return any(question.blocked for question in self.questions)
+        return self.earned is None
 
     def to_json(self) -> dict[str, Any]:
         """A dict for json.dump."""
@@ -101,4 +133,11 @@ class Result:
         for each in data["questions"]:
             parts = [PartResult(**part) for part in each["parts"]]
             questions.append(QuestionResult(**(each | {"parts": parts})))
-        return cls(**(data | {"questions": questions}))
+        notes = [Note(**(note | {"kind": Kind(note["kind"])})) for note in data["notes"]]
+        account = Account(**data["account"]) if data["account"] else None
+        return cls(**(data | {"questions": questions, "notes": notes, "account": account}))
+
+
+def _sum(points: Iterable[float | None]) -> float | None:
+    known = list(points)
+    return None if None in known else sum(known)

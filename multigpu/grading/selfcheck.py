@@ -1,10 +1,8 @@
 """A student's notebook checked by the student: `multigpu exercise check NOTEBOOK`."""
 
-import tempfile
 from pathlib import Path
 
-from multigpu.exercise.budget import SECONDS
-from multigpu.grading import marking
+from multigpu.grading import marking, temporary
 from multigpu.grading.grade import Runner
 from multigpu.grading.marking import Outcome, Task
 from multigpu.grading.pool import Pool
@@ -20,13 +18,13 @@ def check(path: Path) -> list[QuestionResult]:
     which is the same. Raises UserError if the notebook cannot be read.
     """
     notebook = read_released(path)
-    texts = {question.name: notebook.answer(question) for question in notebook.questions}
+    texts = notebook.answers()
     answers = Answers(texts)
     with (
-        Pool(1, SECONDS) as pool,
-        tempfile.TemporaryDirectory(prefix="exercise-") as folder,
+        Pool(1, notebook.seconds) as pool,
+        temporary.folder() as folder,
     ):
-        runner = Runner(notebook, pool, Path(folder), "visible", None, own_needs=True)
+        runner = Runner(notebook, pool, folder, "visible", None, own_needs=True)
         found: list[Outcome] = []
         runner.run([Task("notebook", texts)], lambda _, run: found.append(run))
     [run] = found

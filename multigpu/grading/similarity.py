@@ -19,7 +19,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from multigpu.grading.csv_cells import number
-from multigpu.grading.marks import Marked
+from multigpu.grading.results import Result
 from multigpu.grading.texts import one_line
 
 SHINGLE = 5
@@ -54,7 +54,7 @@ class Pair:
 
 
 def pairs(
-    marks: Sequence[Marked], released: Mapping[str, str], threshold: float = 0.8
+    results: Sequence[Result], released: Mapping[str, str], threshold: float = 0.8
 ) -> list[Pair]:
     """All pairs with at least this similarity, the most similar first.
 
@@ -63,12 +63,12 @@ def pairs(
     """
     found = []
     ids: dict[tuple[str, ...], int] = {}
-    names = [question.measured.name for question in marks[0].questions] if marks else []
+    names = [question.name for question in results[0].questions] if results else []
     for place, name in enumerate(names):
         given = shingles(released.get(name, ""))
         own = []
-        for one in marks:
-            question = one.questions[place].measured
+        for one in results:
+            question = one.questions[place]
             if not question.blank:
                 rest = shingles(question.answer) - given
                 if len(rest) >= MIN_SHINGLES:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from multigpu.course import LESSONS, find_root
 from multigpu.errors import UserError, did_you_mean
+from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.sources import answer_of, is_given, needs_of
 from multigpu.notebooks import cells
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Role = Literal["setup", "given", "answer", "check", "text"]
 SOLUTION = "solution.ipynb"
 LESSON = re.compile(r"""\bExercise\(\s*["']([\w-]+)["']""")
+SECONDS_OF = re.compile(r"""\bExercise\([^)]*\bseconds\s*=\s*([\d.]+)""")
 BEGIN = re.compile(r"^[ \t]*### BEGIN SOLUTION[ \t]*$", re.MULTILINE)
 END = re.compile(r"^[ \t]*### END SOLUTION[ \t]*$", re.MULTILINE)
 SETUP = re.compile(r"\s*# setup\s*$", re.MULTILINE)
@@ -90,6 +92,13 @@ class Solution:
     def points(self) -> float:
         return sum(question.points for question in self.questions)
 
+    @property
+    def seconds(self) -> float:
+        """What a check of an answer may take, as the exercise says."""
+        setup = "\n".join(self.sources("setup"))
+        said = SECONDS_OF.search(setup)
+        return float(said[1]) if said else SECONDS
+
     def sources(self, role: Role) -> list[str]:
         """The texts of the cells of a role."""
         pairs = zip(self.notebook.cells, self.roles, strict=True)
@@ -99,15 +108,20 @@ class Solution:
         """The solution's text."""
         return self.notebook.cells[question.cell].source
 
+    def answers(self) -> dict[str, str]:
+        """The solution's text of each question."""
+        return {question.name: self.answer(question) for question in self.questions}
+
     def released_answer(self, question: Question) -> str:
         """The answer cell's text as a student gets it."""
         return without_solution(self.answer(question))
 
 
 def slug_of(lesson: str) -> str:
-    """The slug of a lesson that is named by its slug or number. Raises UserError."""
+    """The slug of a lesson: by its slug, its number or its folder's path. Raises UserError."""
     slugs = sorted(each.slug for each in LESSONS)
-    number = lesson.zfill(2) if lesson.isdecimal() else lesson
+    name = Path(lesson).name
+    number = name.zfill(2) if name.isdecimal() else name
     for slug in slugs:
         if number in (slug, slug.partition("-")[0]):
             return slug

@@ -11,18 +11,15 @@ read has a submission with a `problem`.
 
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from multigpu.errors import UserError
 from multigpu.grading import platforms, sources
 from multigpu.grading.platforms import HandedIn
+from multigpu.grading.results import Account, Kind, Note
 from multigpu.grading.sources import Limits
-from multigpu.grading.texts import one_line
 
 NAMED = 5
-ALSO_HANDED_IN = "also handed in, and left out"
-LATE_MARK = "Canvas marks it as late"
 
 
 @dataclass
@@ -32,7 +29,7 @@ class Submission:
     student    the key of the gradebook
     file       its name, relative to what was given
     data       its bytes, at most transplant.MAX_BYTES + 1
-    submitted  when, in ISO 8601 with the time zone; "" if nothing says so
+    account    the student's on the platform; None for another source
     problem    why it cannot be read; "" if it can
     notes      what is to be said about it: an older one was left out, say
     """
@@ -40,9 +37,9 @@ class Submission:
     student: str
     file: str
     data: bytes = b""
-    submitted: str = ""
+    account: Account | None = None
     problem: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 @dataclass
@@ -82,6 +79,7 @@ def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
         for student in sorted(chosen, key=lambda name: (name.casefold(), name)):
             one = chosen[student]
             submissions.append(_read(one, by_student[student], limits))
+        _refuse_doubles(submissions)
     return Found(submissions, tree.notes + ignored)
 
 
@@ -109,44 +107,38 @@ def _is_named(name: str, lesson: str) -> bool:
 
 
 def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submission:
-    submission = Submission(one.student, one.file.path)
+    submission = Submission(one.student, one.file.path, account=one.account)
     others = [other for other in handed_in if other is not one]
     if one.is_notebook:
         submission.data, submission.problem = one.file.read(limits.file_bytes)
         notebooks = sorted(other.shown for other in others if other.is_notebook)
         if notebooks:
-            submission.notes.append(
-                f"{one.shown} was graded; {ALSO_HANDED_IN}: {_listed(notebooks)}"
-            )
+            listed = _listed(notebooks)
+            text = f"{one.shown} was graded; also handed in, and left out: {listed}"
+            submission.notes.append(Note(text, Kind.FILES))
     else:
         names = sorted(other.name for other in handed_in)
         submission.problem = f"no notebook was handed in, only {_listed(names)}"
     if one.late:
-        submission.notes.append(LATE_MARK)
-    if one.stamp is not None:
-        text = one.stamp.read(200)[0].decode("utf-8", "replace")
-        submission.submitted = when(text)
-        if not submission.submitted:
-            submission.notes.append(
-                f"timestamp.txt has no time that can be read: {one_line(text)[:60]}"
-            )
+        submission.notes.append(Note("Canvas marks it as late", Kind.LATE))
     return submission
+
+
+def _refuse_doubles(submissions: list[Submission]) -> None:
+    """Give a problem to those who have one account: nobody gets another student's points."""
+    by_account: dict[Account, list[Submission]] = {}
+    for one in submissions:
+        if one.account is not None:
+            by_account.setdefault(one.account, []).append(one)
+    for account, ones in by_account.items():
+        for one in ones if len(ones) > 1 else ():
+            names = _listed([other.student for other in ones if other is not one])
+            one.data = b""
+            one.problem = (
+                f"{account.platform}'s number {account.number} is also that of {names}"
+            )
 
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def when(text: str) -> str:
-    """nbgrader's time, `2026-11-30 22:58:23.948203 UTC`, in ISO 8601; "" for another text.
-
-    nbgrader writes UTC unless its timestamp_format was changed; a time without a zone is UTC.
-    """
-    words = re.sub(r"\s+(UTC|GMT|Z)$", "+00:00", text.strip())
-    words = re.sub(r"\s+([+-]\d\d:?\d\d)$", r"\1", words)
-    try:
-        time = datetime.fromisoformat(words)
-    except ValueError:
-        return ""
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()

@@ -11,13 +11,12 @@ from typing import Any
 
 from multigpu.course import LESSONS
 from multigpu.exercise.sources import answer_of
+from multigpu.grading.results import Kind, Note
 from multigpu.grading.solution import LESSON, SETUP, Solution
 
 MAX_BYTES = 8 << 20
 MAX_CELLS = 2000
 MAX_ANSWER = 200_000
-OTHER_LESSON = "this is the notebook of"
-NO_ANSWER_CELL = "the notebook has none of the answer cells"
 DAMAGED = "the file is damaged or cut off, and no notebook can be read from it"
 
 
@@ -30,7 +29,7 @@ class Answers:
     """
 
     sources: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     problem: str = ""
     lesson: str = ""
 
@@ -49,18 +48,21 @@ def take(data: bytes, solution: Solution) -> Answers:
         return Answers(problem=f"the file is no notebook: {str(error)[:200]}")
     answers = Answers()
     if len(found) > MAX_CELLS:
-        answers.notes.append(f"only the first {MAX_CELLS:,} of {len(found):,} cells were read")
+        text = f"only the first {MAX_CELLS:,} of {len(found):,} cells were read"
+        answers.notes.append(Note(text))
     for cell in found[:MAX_CELLS]:
         _take_cell(cell, solution, answers)
     other = _other_lesson(found[:MAX_CELLS], solution)
     # With all answer cells of this lesson, a changed setup costs nothing: it is not used.
     if other and len(answers.sources) < len(solution.questions):
-        return Answers(problem=f"{OTHER_LESSON} {other}", lesson=other)
+        return Answers(problem=f"this is the notebook of {other}", lesson=other)
     if not answers.sources:
-        answers.notes.append(f"{NO_ANSWER_CELL} of {solution.lesson}")
+        text = f"the notebook has none of the answer cells of {solution.lesson}"
+        answers.notes.append(Note(text, Kind.NO_ANSWER))
     for question in solution.questions:
         if question.name not in answers.sources:
-            answers.notes.append(f"{question.name}: there is no answer cell")
+            text = "there is no answer cell"
+            answers.notes.append(Note(text, question=question.name))
     return answers
 
 
@@ -110,13 +112,16 @@ def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
     if name not in known:
         return
     if cell.get("cell_type") != "code":
-        answers.notes.append(f"{name}: its answer cell is not a code cell any more")
+        text = "its answer cell is not a code cell any more"
+        answers.notes.append(Note(text, question=name))
         return
     if name in answers.sources:
-        answers.notes.append(f"{name}: there are two answer cells; the first one counts")
+        text = "there are two answer cells; the first one counts"
+        answers.notes.append(Note(text, question=name))
         return
     if len(source) > MAX_ANSWER:
-        answers.notes.append(f"{name}: the answer is longer than {MAX_ANSWER:,} characters")
+        text = f"the answer is longer than {MAX_ANSWER:,} characters"
+        answers.notes.append(Note(text, question=name))
         source = ""
     answers.sources[name] = source
 

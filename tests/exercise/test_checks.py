@@ -1,5 +1,6 @@
 """Checks: they call a student's functions, and print the same verdicts everywhere."""
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -20,6 +21,10 @@ from multigpu.exercise import gate
 
 def given(x):
     return x / 0
+
+class Kept:
+    def method(self):
+        return 1
 """
 
 UNSPEAKABLE = """
@@ -104,6 +109,35 @@ def verdict_of_guess(answer, capsys, **how):
     with exercise(f"guess = {answer}").check("f", "guess", points=1) as student:
         student.guess("guess", 12, "this is the size", "how many rows are there?", **how)
     return capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "def given(x):\n    return 7",
+        "given.__code__ = (lambda x: 7).__code__",
+        "def f(x):\n    global given\n    given = lambda x: 7\n    return 7",
+        "import types\ndist = types.SimpleNamespace()",
+        "Kept.method = lambda self: 7",
+    ],
+)
+def test_an_answer_may_not_change_what_is_given(capsys, change):
+    answer = f"def f(x):\n    return 7\n{change}"
+    with exercise(answer).check("f", "t", points=1) as student:
+        student.equal(student.call("f", 1), 7, "it is 7")
+    said = capsys.readouterr().out
+    assert "right" not in said
+    assert re.search("GivenChanged: it changes (given|dist|Kept), which is given", said)
+
+
+def test_memory_that_a_check_lacks_is_a_wrong_verdict(capsys):
+    """An answer decides on the size of what it returns."""
+    with exercise("def f(x):\n    return x").check("f", "t", points=1) as student:
+        student.call("f", 1)
+        raise MemoryError
+    assert (
+        "wrong: the code returned something unexpected: MemoryError" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True", "torch.tensor(12)"])

@@ -115,12 +115,21 @@ class ListOfLies(list):
         np.complex64(1j),
         torch.eye(2).to_sparse(),
         torch.ones(2, device="meta"),
+        torch.empty(2**24, 0),
         pytest.param(10**5000, id="a huge integer"),
     ],
 )
 def test_what_is_not_plain_is_refused(value):
     with pytest.raises(NotPlain, match="plain data"):
         encode(value)
+
+
+def test_a_shape_without_elements_is_bounded():
+    assert decode(*encode(torch.empty(3, 0))).shape == (3, 0)
+    assert decode(*encode(torch.empty(0, 2**10))).shape == (0, 2**10)
+    header = json.dumps({"tensor": ["float32", [2**24, 0], 0, 0]}).encode()
+    with pytest.raises(NotPlain, match="too large"):
+        decode(header, b"")
 
 
 def test_a_list_in_itself_is_refused():

@@ -15,6 +15,7 @@ import torch
 
 import multigpu
 from multigpu import sandbox
+from multigpu.exercise import seccomp
 from multigpu.exercise.session import Limits, Session, StudentError
 from multigpu.exercise.worker import Worker
 
@@ -154,6 +155,16 @@ def test_it_is_an_ordinary_user_without_network(session):
         "open('/usr/new', 'w')",
         "open(os.path.__file__, 'a')",
         "os.setuid(0)",
+        "os.setsid()",
+        "import fcntl\nfcntl.lockf(open(os.path.__file__), fcntl.LOCK_SH)",
+        "import fcntl\nfcntl.flock(open(os.path.__file__), fcntl.LOCK_SH)",
+        "import fcntl\nfcntl.fcntl(open('/tmp/x', 'w'), fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+        "import fcntl\nfcntl.fcntl(os.open('/tmp', os.O_RDONLY), fcntl.F_NOTIFY, 2)",
+        "import fcntl\nfcntl.fcntl(os.pipe()[0], 1031, 1 << 20)  # F_SETPIPE_SZ",
+        "import socket\nsocket.socket().setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 9)",
+        "import ctypes\nif ctypes.CDLL(None).inotify_init1(0) < 0: raise OSError",
+        "import ctypes\nif ctypes.CDLL(None).vmsplice(1, None, 0, 0): raise OSError",
+        "a, b = os.pipe()\nos.splice(a, b, 1, flags=2)",
         "os.mount('x', '/tmp', 'tmpfs') if hasattr(os, 'mount') else os.chroot('/tmp')",
     ],
 )
@@ -175,6 +186,13 @@ def test_threads_and_children_work_under_the_filter(session):
     )
 
     assert got == [[1], "x\n"]
+
+
+def test_without_a_filter_there_is_no_sandbox():
+    with pytest.raises(OSError, match="riscv64"):
+        seccomp.program("riscv64")
+    for machine in seccomp.ARCHITECTURES:
+        assert seccomp.program(machine)
 
 
 def test_the_disk_is_limited(session):
@@ -208,18 +226,36 @@ def test_the_sessions_of_a_check_have_one_limit_of_memory(worker):
     assert "Memory" in found
 
 
-def test_the_memory_of_other_processes_cannot_be_read(session):
-    found = call(
-        session,
-        "found = []\n"
-        "for name in os.listdir('/proc'):\n"
-        "    if name.isdigit() and name != os.readlink('/proc/self'):\n"
-        "        try: found.append(open(f'/proc/{name}/environ').read())\n"
-        "        except OSError: pass\n"
-        "return found",
-    )
+def test_it_sees_no_other_process(worker, session):
+    other = worker.session()
+    call(other, "return 0")
+    body = "return [name for name in os.listdir('/proc') if name.isdigit()], str(os.getpid())"
 
-    assert found == []
+    names, own = call(session, body)
+
+    other.close()
+    assert set(names) <= {own}
+
+
+@pytest.mark.parametrize(
+    ("body", "starved"),
+    [
+        ("import time\ntime.sleep(60)", False),
+        (
+            "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+            "for _ in range(12):\n"
+            "    if os.fork() == 0: break\n"
+            "while True: pass",
+            True,
+        ),
+    ],
+)
+def test_a_timeout_says_whether_it_waited_for_a_core(worker, body, starved):
+    session = worker.session(seconds=3)
+    with pytest.raises(StudentError, match="Timeout"):
+        call(session, body)
+    session.close()
+    assert session.starved is starved
 
 
 def test_the_number_of_processes_is_limited(session):
@@ -279,7 +315,7 @@ def test_a_loop_that_ignores_signals_ends_with_all_its_children(worker):
             session,
             "import signal, time\n"
             "for number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
-            "if os.fork() == 0: os.setsid()\n"
+            "if os.fork() == 0: os.setpgid(0, 0)\n"
             "while True: pass",
         )
 
@@ -290,7 +326,7 @@ def test_a_loop_that_ignores_signals_ends_with_all_its_children(worker):
 
 def test_a_child_that_outlives_the_call_ends_with_the_session(worker):
     session = worker.session()
-    call(session, "import time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+    call(session, "import time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    time.sleep(600)")
     assert psutil.Process(session.pid).children(recursive=True)
 
     session.close()

@@ -149,10 +149,10 @@ def test_a_killed_rendezvous_host_ends_the_other_node_too(tmp_path):
 
 def test_a_stop_before_the_first_step_on_two_nodes(tmp_path):
     """SIGUSR1 to a rank of one node ends the ranks of both, and both torchruns, with 0."""
-    fault = faults.Fault(0, 2, 2, "worker", "SIGUSR1", "warm-up", 1, 0.0, 1, False)
+    fault = faults.Fault(0, 2, 2, "worker", "SIGUSR1", "ready", 1, 0.0, 1, False)
     found = faults.run_fault(fault, tmp_path)
     assert found["killed"] and found["launches"] == 2 and found["sizes"] == [2]
-    assert faults.logs(tmp_path, 1).count("SIGUSR1 in epoch") == 1
+    assert faults.logs(tmp_path, 1).count("SIGUSR1 after step") == 1
 
 
 @pytest.mark.parametrize(("moment", "rank"), [("start", 0), ("start", 1), ("join", 1)])
@@ -183,4 +183,4 @@ def test_a_node_comes_and_goes(tmp_path):
     assert run.agents[0].returncode == 0, text
     sizes = [size for _, size, _ in json.loads((out / "metrics.json").read_text())["curve"]]
     assert [size for size, _ in groupby(sizes)] == [1, 2, 1]
-    assert "1 and 2 ranks, 3 starts, equal one process" in text and "holds" in text
+    assert "1 and 2 ranks, 3 starts, equal 1 rank without a stop" in text and "holds" in text

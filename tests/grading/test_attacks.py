@@ -3,7 +3,6 @@
 import csv
 import os
 from pathlib import Path
-from xml.etree import ElementTree
 
 import jupytext
 import pytest
@@ -22,7 +21,6 @@ from known import notebook, reference
 
 from multigpu import sandbox
 from multigpu.grading import reports
-from multigpu.grading.marks import mark
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, read
 from multigpu.grading.submissions import Submission, find
@@ -168,8 +166,7 @@ def test_no_entry_of_a_zip_or_folder_gains_or_writes(solution, rows, tmp_path) -
 def write_reports(solution: Solution, results: dict[str, Result], output: Path) -> None:
     """Write all reports, and look for what a name or an answer could do to them."""
     released = {each.name: solution.released_answer(each) for each in solution.questions}
-    reports.write(mark(results.values()), output, "attacks", "Attacks", released)
-    ElementTree.parse(output / "junit.xml")
+    reports.write(list(results.values()), [], output, "attacks", "Attacks", released)
     for name in ("gradebook.csv", "canvas.csv", "moodle.csv"):
         with open(output / name, newline="", encoding="utf-8-sig") as file:
             table = list(csv.reader(file))

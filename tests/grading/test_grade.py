@@ -2,13 +2,21 @@
 
 import errno
 import json
+import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
+import psutil
 import pytest
 import small_exercise
 from known import graded, notebook, reference
@@ -16,7 +24,8 @@ from known import graded, notebook, reference
 from multigpu import sandbox
 from multigpu.cli import exercises
 from multigpu.errors import UserError
-from multigpu.grading import batch, grade, marking
+from multigpu.exercise import budget
+from multigpu.grading import batch, grade, marking, temporary
 from multigpu.grading.grade import Settings
 from multigpu.grading.marking import Outcome
 from multigpu.grading.pool import Pool
@@ -178,6 +187,41 @@ def test_a_stored_outcome_that_is_damaged_is_made_again(small, tmp_path, pool):
     assert graded(small, submissions, tmp_path / "out", pool)["a"] == first["a"]
 
 
+def test_what_had_no_core_runs_again_alone(small, tmp_path, monkeypatch):
+    """The second run of b is right; its first one was late while a ran."""
+    runs = []
+
+    class Jobs:
+        jobs = 2
+
+        def run(self, tasks):
+            runs.append([id for id, _ in tasks])
+            yield from ((id, []) for id, _ in tasks)
+
+    outcomes = {
+        "a": [Outcome()],
+        "b": [Outcome(starved=True), Outcome(printed={"mean": "again"})],
+        "c": [Outcome(problem="the job ended"), Outcome(problem="the job ended")],
+    }
+    monkeypatch.setattr(marking, "record_of", lambda folder, task: task.id)
+    monkeypatch.setattr(marking, "outcome", lambda cells, id: outcomes[id].pop(0))
+    runner = grade.Runner(small, Jobs(), tmp_path, "secret", None)
+    found = {}
+    tasks = [marking.Task(id, {}) for id in outcomes]
+    runner.run(tasks, lambda task, outcome: found.update({task.id: outcome}))
+
+    assert runs == [["a", "b", "c"], ["b"], ["c"]]
+    assert found["b"].printed and not found["b"].starved
+    assert found["c"].blocked
+
+
+def test_an_exercise_says_how_long_a_check_may_take(small):
+    assert small.seconds == 5
+    setup = next(cell for cell in small.notebook.cells if cell.source.startswith("# setup"))
+    setup.source = setup.source.replace(", seconds=5", "")
+    assert small.seconds == budget.SECONDS
+
+
 # ---- the whole command ----------------------------------------------------------------------
 
 
@@ -218,7 +262,7 @@ def run(pool, monkeypatch):
     return lambda given: batch.run(given, lambda done, of: None)
 
 
-def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run):
+def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run, monkeypatch):
     given = options(class_of_three, tmp_path)
     with pytest.raises(UserError, match="without --regrade first"):
         run(replace(given, regrade=True))
@@ -226,26 +270,22 @@ def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run):
     run(given)
 
     assert totals(given.output) == {"anna": "9", "ben": "6", "carl": "0"}
-    for name in ("canvas.csv", "moodle.csv", "results.json", "junit.xml", "feedback/ben.html"):
+    for name in ("canvas.csv", "moodle.csv", "results.json", "feedback/ben.html"):
         assert (given.output / name).stat().st_size
     page = (given.output / "feedback" / "ben.html").read_text()
     assert "other sizes" in page and "values differ" not in page, "hidden lines stay hidden"
 
-    by_hand = tmp_path / "points.csv"
-    by_hand.write_text("student,question,points,reason\nben,mean,3,said so in the lecture\n")
-    lines = run(replace(given, override=by_hand, regrade=True))
-    assert any("ben" in line and "said so in the lecture" in line for line in lines)
-    by_hand.unlink()
-
-    # The next run keeps the points by hand.
     (class_of_three / "carl.ipynb").write_bytes(notebook(small, RIGHT))
+    checks = []
+    monkeypatch.setattr(grade.Runner, "check_solution", lambda *_, times: checks.append(times))
     lines = run(replace(given, regrade=True, pseudonyms=True))
+    assert not checks, "the solution has been checked already"
     assert any("carl" in line for line in lines)
     assert not any("ben" in line for line in lines)
     names = (given.output / "pseudonyms.csv").read_text()
     assert "ben" in names
     assert "ben" not in (given.output / "results.json").read_text()
-    assert sorted(totals(given.output).values()) == ["8", "9", "9"]
+    assert sorted(totals(given.output).values()) == ["6", "9", "9"]
 
 
 def test_only_the_owner_can_read_the_results(class_of_three, tmp_path, run):
@@ -273,7 +313,7 @@ def test_bad_input_changes_nothing(class_of_three, tmp_path, run):
         (replace(given, lesson="77"), "no lesson"),
         (replace(given, handed_in=tmp_path / "empty"), "no notebook"),
         (replace(given, handed_in=tmp_path / "missing"), "missing"),
-        (replace(given, late="tomorrow"), "--late"),
+        (replace(given, roster=tmp_path / "missing"), "cannot be read"),
         (replace(given, solutions=tmp_path / "empty"), "no solution"),
     ):
         with pytest.raises(UserError, match=words):
@@ -289,6 +329,53 @@ def test_without_a_sandbox_the_command_says_what_to_do(monkeypatch):
 
     for word in ("not installed", "apt-get install bubblewrap", "--unsafe-no-sandbox"):
         assert word in str(caught.value)
+
+
+ENDLESS = "def mean(tensor):\n    while True: pass"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_no_process_and_no_file(class_of_three, tmp_path, small, number):
+    for name in ("dora", "emil"):
+        (class_of_three / f"{name}.ipynb").write_bytes(notebook(small, {"mean": ENDLESS}))
+    left = tmp_path / "tmp"
+    left.mkdir()
+    command = ["-m", "multigpu.cli", "grade", "05", class_of_three, "-o", tmp_path / "out"]
+    command += ["--solutions", tmp_path / "solutions", "--jobs", "2"]
+    words = [str(word) for word in (sys.executable, *command)]
+    with subprocess.Popen(words, env=os.environ | {"TMPDIR": str(left)}) as grader:
+        wait_for(lambda: list(left.glob("grading-*/*.ipynb")) and in_sandbox(grader.pid))
+        family = psutil.Process(grader.pid).children(recursive=True)
+        grader.send_signal(number)
+    assert len(family) > 4
+    wait_for(lambda: not any(each.is_running() for each in family), "processes are left")
+    if number == signal.SIGKILL:
+        assert list(left.glob("grading-*/*.ipynb")), "a killed run removes nothing"
+        for path in left.iterdir():
+            os.utime(path, (1, 1))
+        with patch("tempfile.tempdir", str(left)), temporary.folder():
+            pass
+    else:
+        assert grader.returncode == 128 + number
+    assert not list(left.glob("grading-*"))
+
+
+def in_sandbox(pid: int) -> bool:
+    """Whether a student's process runs, under the process of a grading."""
+    return sum("fork_server" in " ".join(each.cmdline()) for each in descendants(pid)) > 2
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def wait_for(condition: Callable[[], object], problem: str = "waited in vain") -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, problem
+        time.sleep(0.2)
 
 
 def test_what_is_run_leaves_blank_answers_out(small):

@@ -7,11 +7,9 @@ import random
 import pytest
 from graded import question, result
 
-from multigpu.grading import late
 from multigpu.grading.csv_cells import cell, number, plain, table
 from multigpu.grading.gradebook import canvas, gradebook, moodle
-from multigpu.grading.marks import mark
-from multigpu.grading.overrides import Override
+from multigpu.grading.results import Account, Note
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d")
 NAMES = [
@@ -39,76 +37,71 @@ def read(text):
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
-def marks_of(*results):
-    return mark(results)
+UNREAD = question("first", "ww"), question("second", "w", "w", points=0.5)
 
 
 def test_the_gradebook():
-    marks = marks_of(
+    marks = [
         result("anna", question("first", "rr"), question("second", "r", "w", points=0.5)),
         result("ben", question("first", "rw"), question("second", "b", "r", points=0.5)),
-        result("cleo", problem="the file is no notebook"),
-    )
+        result("cleo", *UNREAD, problem="the file is no notebook"),
+    ]
     header, anna, ben, cleo = read(gradebook(marks))
     assert header == [
         "student",
         "first",
         "second",
-        "late penalty",
         "total",
         "out of",
         "status",
         "notes",
     ]
-    assert anna == ["anna", "4", "0.5", "0", "4.5", "5", "graded", ""]
-    assert ben == ["ben", "2", "", "", "", "5", "blocked", ""]
-    assert cleo[:7] == ["cleo", "0", "0", "0", "0", "5", "not readable"]
-    assert "no notebook" in cleo[7]
-
-
-def test_points_by_hand_and_the_penalty_are_in_the_total():
-    rule = late.parse("deadline=2026-11-30T12:00+00:00 10%/day max 50%")
-    marks = mark(
-        [result("anna", question("first", "rw"), submitted="2026-12-01T13:00:00+00:00")],
-        [Override("anna", "first", 2, 1.5, "=HYPERLINK")],
-        rule,
-    )
-    [_, row] = read(gradebook(marks))
-    assert row[:5] == ["anna", "3.5", "0.7", "2.8", "4"]
-    assert "HYPERLINK" in row[-1]
-    assert "20%" in row[-1]
-    assert read(canvas(marks, "05"))[-1][-1] == "2.8"
-    assert read(moodle(marks))[-1][4] == "2.8"
+    assert anna == ["anna", "4", "0.5", "4.5", "5", "graded", ""]
+    assert ben == ["ben", "2", "", "", "5", "blocked", ""]
+    assert cleo[:6] == ["cleo", "0", "0", "0", "5", "not readable"]
+    assert "no notebook" in cleo[6]
 
 
 def test_a_blocked_student_has_no_points_in_any_form():
-    marks = marks_of(result("anna (Canvas 7)", question("first", "rb")))
+    marks = [
+        result("anna (Canvas 7)", question("first", "rb"), account=Account("Canvas", "7"))
+    ]
     assert read(canvas(marks, "05"))[-1] == ["anna", "7", "", "", ""]
     assert read(moodle(marks))[-1][4] == ""
-    assert read(gradebook(marks))[-1][1:5] == ["", "", "", "4"]
+    assert read(gradebook(marks))[-1][1:4] == ["", "", "4"]
 
 
 def test_canvas():
-    marks = marks_of(
-        result("doejane (Canvas 12345)", question("first", "rr")),
+    marks = [
+        result(
+            "doejane (Canvas 12345)",
+            question("first", "rr"),
+            account=Account("Canvas", "12345"),
+        ),
+        result("zoe (Canvas 12345)", question("first", "rw")),
         result("login7", question("first", "rw")),
         result("smith_12", question("first", "ww")),
         result("    Points Possible", question("first", "rr")),
-    )
+    ]
     rows = read(canvas(marks, "05 DDP (4711)"))
     assert rows[0] == ["Student", "ID", "SIS Login ID", "Section", "05 DDP (4711)"]
     assert rows[1] == ["    Points Possible", "", "", "", "4"]
     assert rows[2] == ["doejane", "12345", "", "", "4"]
-    assert rows[3] == ["login7", "", "login7", "", "2"]
-    assert rows[4] == ["smith_12", "", "smith_12", "", "0"], "no Canvas number"
+    assert rows[3][1:3] == ["", "zoe (Canvas 12345)"], "no account of Canvas"
+    assert rows[4] == ["login7", "", "login7", "", "2"]
+    assert rows[5] == ["smith_12", "", "smith_12", "", "0"], "no Canvas number"
     assert sum("Points Possible" in row[0] for row in rows) == 1
 
 
 def test_moodle():
-    marks = marks_of(
-        result("Jane Doe (Moodle 12345)", question("first", "rr")),
+    marks = [
+        result(
+            "Jane Doe (Moodle 12345)",
+            question("first", "rr"),
+            account=Account("Moodle", "12345"),
+        ),
         result("login7", question("first", "rw")),
-    )
+    ]
     rows = [dict(zip(read(moodle(marks))[0], row, strict=True)) for row in read(moodle(marks))]
     assert {"Identifier", "Grade", "Last modified (grade)", "Full name"} <= set(rows[0])
     assert rows[1]["Identifier"] == "Participant 12345"
@@ -121,10 +114,9 @@ def test_moodle():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", [gradebook, moodle, lambda marks: canvas(marks, "=evil()")])
 def test_no_cell_is_a_formula(form, name):
-    marks = mark(
-        [result(name, question("first", "rr"), problem=name, notes=[name])],
-        [Override(name, "first", 0, 1, name)],
-    )
+    account = Account("Moodle", name)
+    notes = [Note(name)]
+    marks = [result(name, question("first", "rr"), problem=name, notes=notes, account=account)]
     text = form(marks)
     text.encode("utf-8")
     for delimiter in ",;\t":
@@ -168,13 +160,9 @@ def test_numbers(value, expected):
 
 
 def test_a_file_that_was_not_graded_is_no_zero_on_a_platform():
-    unread = result("cleo", problem="the file is damaged")
-    marks = mark([result("anna", question("first", "rr")), unread])
+    unread = result("cleo", question("first", "ww"), problem="the file is damaged")
+    marks = [result("anna", question("first", "rr")), unread]
     assert read(canvas(marks, "05"))[3] == ["cleo", "", "cleo", "", ""]
     row = dict(zip(read(moodle(marks))[0], read(moodle(marks))[2], strict=True))
     assert (row["Grade"], row["Status"]) == ("", "not readable")
-    assert read(gradebook(marks))[2][3] == "0"
-    by_hand = mark(
-        [*[one.result for one in marks]], [Override("cleo", "first", 0, 3, "paper")]
-    )
-    assert read(canvas(by_hand, "05"))[3][4] == "3"
+    assert read(gradebook(marks))[2][2] == "0"

@@ -2,9 +2,17 @@
 
 import json
 
+import pytest
+
 from multigpu import vgpu
 from multigpu.exercise.exercise import grade_with
 from multigpu.grading import kernel
+
+
+@pytest.fixture(autouse=True)
+def without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of memory would hold for the tests' process to its end."""
+    monkeypatch.setattr(kernel, "_limit_memory", lambda: None)
 
 
 def test_the_virtual_gpus_of_the_last_submission_are_stopped(tmp_path):

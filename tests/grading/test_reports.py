@@ -1,11 +1,10 @@
-"""junit.xml, feedback, statistics, similarity, what regrading changed, all in a folder."""
+"""Feedback, statistics, similarity, what regrading changed, all in a folder."""
 
 import codecs
 import html.parser
 import json
 import math
 import random
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -13,10 +12,7 @@ from graded import ANSWER, question, result
 
 from multigpu.errors import UserError
 from multigpu.grading import feedback, question_statistics, regrade, reports, similarity
-from multigpu.grading.junit import junit
-from multigpu.grading.late import Penalty, parse
-from multigpu.grading.marks import mark
-from multigpu.grading.overrides import Override
+from multigpu.grading.results import Note
 
 EVIL = (
     "</pre><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -36,46 +32,6 @@ def random_text(chance):
     return "".join(
         chr(chance.randrange(*chance.choice(ranges))) for _ in range(chance.randrange(30))
     )
-
-
-def test_junit():
-    marks = mark(
-        [
-            result("anna", question("first", "rw", "w"), notes=["a note"]),
-            result("ben", question("first", "rb", "r")),
-            result("cleo", problem="the file is no notebook"),
-        ],
-        [Override("anna", "first", 2, 1, "oral")],
-    )
-    root = ElementTree.fromstring(junit(marks, "05-ddp-cluster"))
-    assert root.attrib == {
-        "name": "05-ddp-cluster",
-        "tests": "9",
-        "failures": "5",
-        "errors": "1",
-    }
-    suites = {suite.get("name"): suite for suite in root}
-    assert list(suites) == ["anna", "ben", "cleo"]
-    cases = suites["anna"].findall("testcase")
-    assert [case.find("failure") is not None for case in cases] == [False, True, True]
-    assert "hidden" in cases[2].get("name")
-    assert "line of check 2" in cases[1].find("failure").text
-    assert suites["ben"].findall("testcase")[1].find("error") is not None
-    assert "no notebook" in suites["cleo"].find("testcase").find("failure").get("message")
-    values = {each.get("name"): each.get("value") for each in suites["anna"].iter("property")}
-    assert values["total"] == "3"
-    assert any("oral" in value for value in values.values())
-
-
-def test_junit_is_xml_whatever_a_student_wrote():
-    chance = random.Random(0)
-    for text in [EVIL, *(random_text(chance) for _ in range(200))]:
-        bad = question("first", "w")
-        bad.parts[0].lines = [text, text]
-        bad.parts[0].title = text
-        [one] = mark([result(text, bad, notes=[text])], [Override(text, "first", 1, 1, text)])
-        root = ElementTree.fromstring(junit([one], text).encode("utf-8"))
-        assert root.get("failures") == "1"
 
 
 class Page(html.parser.HTMLParser):
@@ -100,34 +56,16 @@ def test_a_page_of_feedback():
     first = question(
         "first", "rw", "w", printed="rank 0: hello", notes=["there are two cells"]
     )
-    rule = parse("deadline=2026-11-30T12:00+00:00 10%/day")
-    marks = mark(
-        [
-            result(
-                "anna",
-                first,
-                question("second", "b"),
-                notes=["an older file"],
-                submitted="2026-12-01T11:00:00+00:00",
-            )
-        ],
-        [
-            Override("anna", "first", 2, 1.5, "explained it"),
-            Override("anna", "second", 0, 1, "oral"),
-        ],
-        rule,
-    )
-    text = Page(feedback.page(marks[0], "05-ddp-cluster", "DDP")).text
+    anna = result("anna", first, question("second", "b"), notes=[Note("an older file")])
+    text = Page(feedback.page(anna, "05-ddp-cluster", "DDP")).text
     for said in (
         "first: line of check 2",
         "rank 0: hello",
         "there are two cells",
         "an older file",
-        "explained it",
-        "oral",
         "all_reduce",
-        "10%",
-        "4.05 / 8",
+        "2 / 6",
+        "– / 8",
     ):
         assert said in text
     assert "line of check 3" not in text, "a hidden check's line"
@@ -137,7 +75,7 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
     for status in "rwb":
         hidden = question("first", "r", status)
         hidden.parts[1].lines = ["SECRET of the check", "SECRET seed 7"]
-        [one] = mark([result("anna", hidden)])
+        [one] = [result("anna", hidden)]
         text = feedback.page(one, "05", "DDP")
         assert "SECRET" not in text
         assert "check 2" in text
@@ -147,7 +85,7 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
 
 
 def test_a_blank_answer_is_named_once_per_check():
-    [one] = mark([result("anna", question("first", "w", "w", answer="", blank=True))])
+    [one] = [result("anna", question("first", "w", "w", answer="", blank=True))]
     text = Page(feedback.page(one, "05", "DDP")).text
     assert text.count("no answer") == 2
     assert "line of check" not in text
@@ -155,7 +93,7 @@ def test_a_blank_answer_is_named_once_per_check():
 
 
 def test_a_blocked_page_has_no_score():
-    [one] = mark([result("anna", question("first", "rb"))])
+    [one] = [result("anna", question("first", "rb"))]
     text = Page(feedback.page(one, "05", "DDP")).text
     assert "0 / 4" not in text
     assert "– / 4" in text
@@ -163,7 +101,7 @@ def test_a_blocked_page_has_no_score():
 
 def test_no_text_becomes_markup():
     plain = question("first", "w", "w", printed="x", notes=["x"], answer="x")
-    [one] = mark([result("x", plain, notes=["x"])], [Override("x", "first", 1, 1, "x")])
+    one = result("x", plain, notes=[Note("x")])
     expected = Page(feedback.page(one, "x", "x"))
     chance = random.Random(0)
     for text in [EVIL, *(random_text(chance) + "<b onclick='x'>&lt;" for _ in range(200))]:
@@ -172,7 +110,7 @@ def test_no_text_becomes_markup():
         for part in bad.parts:
             part.title = text
             part.lines = [text]
-        [one] = mark([result(text, bad, notes=[text])], [Override(text, "first", 1, 1, text)])
+        one = result(text, bad, notes=[Note(text)])
         made = Page(feedback.page(one, text, text))
         assert made.tags == expected.tags
         assert [name for name, _ in made.attributes] == [
@@ -182,7 +120,7 @@ def test_no_text_becomes_markup():
 
 
 def test_a_page_loads_and_runs_nothing():
-    [one] = mark([result("anna", question("first", "w", answer=EVIL))])
+    [one] = [result("anna", question("first", "w", answer=EVIL))]
     page = Page(feedback.page(one, "05", "DDP"))
     assert not {"script", "img", "link", "iframe", "form", "object"} & set(page.tags)
     assert not {"style", "src", "href", "onclick"} & {name for name, _ in page.attributes}
@@ -193,7 +131,7 @@ def test_a_page_loads_and_runs_nothing():
 
 def test_colours_of_a_terminal_are_not_shown():
     printed = "\x1b[31mred\x1b[0m \x1b]0;title\x07plain"
-    [one] = mark([result("anna", question("first", "w", printed=printed))])
+    [one] = [result("anna", question("first", "w", printed=printed))]
     text = Page(feedback.page(one, "05", "DDP")).text
     assert "red plain" in text
     assert "[31m" not in text
@@ -242,7 +180,7 @@ def test_file_names_are_safe_and_different():
 
 
 def test_pages_are_written_whole(tmp_path):
-    marks = mark([result(name, question("first", "r")) for name in NAMES])
+    marks = [result(name, question("first", "r")) for name in NAMES]
     paths = feedback.write(marks, tmp_path / "feedback", "05", "DDP")
     assert len({path.name for path in paths}) == len(NAMES)
     assert sorted(path.name for path in (tmp_path / "feedback").iterdir()) == sorted(
@@ -251,7 +189,7 @@ def test_pages_are_written_whole(tmp_path):
 
 
 def test_pages_of_an_earlier_grading_go(tmp_path):
-    marks = mark([result(name, question("first", "r")) for name in ("anna", "Ben")])
+    marks = [result(name, question("first", "r")) for name in ("anna", "Ben")]
     feedback.write(marks, tmp_path, "05", "DDP")
     (tmp_path / "index.html").write_text("the instructor's own")
     [path] = feedback.write(marks[:1], tmp_path, "05", "DDP")
@@ -275,27 +213,23 @@ def classroom(number_of_students=40):
                 question("all", "r"),
             )
         )
-    return mark(results)
+    return results
 
 
 def test_counts_and_means():
-    marks = mark(
-        [
-            result("a", question("first", "rr")),
-            result("b", question("first", "rw")),
-            result("c", question("first", "ww", blank=True)),
-            result("d", question("first", "rb")),
-            result("e", problem="no notebook"),
-        ],
-        [Override("b", "first", 2, 2, "oral")],
-    )
+    marks = [
+        result("a", question("first", "rr")),
+        result("b", question("first", "rw")),
+        result("c", question("first", "ww", blank=True)),
+        result("d", question("first", "rb")),
+        result("e", problem="no notebook"),
+    ]
     whole, one, two = question_statistics.rows(marks)
     assert (whole.right, whole.wrong, whole.blank, whole.blocked) == (1, 1, 1, 1)
     assert (one.right, one.wrong, one.blank, one.blocked) == (3, 0, 1, 0)
     assert (two.right, two.wrong, two.blank, two.blocked) == (1, 1, 1, 1)
     assert whole.mean == pytest.approx((1 + 0.5 + 0) / 3)
     assert one.mean == pytest.approx(3 / 4)
-    assert (whole.by_hand, one.by_hand, two.by_hand) == (1, 0, 1)
     assert question_statistics.to_json(marks)["not readable"] == 1
 
 
@@ -303,8 +237,8 @@ def test_discrimination_is_the_point_biserial_correlation_with_the_rest():
     marks = classroom()
     rows = {(row.question, row.check): row for row in question_statistics.rows(marks)}
     row = rows["good", "check 1"]
-    right = np.array([one.questions[0].measured.parts[0].status == "right" for one in marks])
-    rest = np.array([one.result.earned - one.result.questions[0].earned for one in marks])
+    right = np.array([one.questions[0].parts[0].status == "right" for one in marks])
+    rest = np.array([one.earned - one.questions[0].earned for one in marks])
     p = right.mean()
     expected = (rest[right].mean() - rest[~right].mean()) / rest.std() * math.sqrt(p * (1 - p))
     assert row.discrimination == pytest.approx(expected)
@@ -349,9 +283,7 @@ def spread(values):
 
 
 def alike(*answers, released="", **more):
-    marks = mark(
-        [result(f"s{n}", question("q", "r", answer=a)) for n, a in enumerate(answers)]
-    )
+    marks = [result(f"s{n}", question("q", "r", answer=a)) for n, a in enumerate(answers)]
     return similarity.pairs(marks, {"q": released}, **more)
 
 
@@ -382,7 +314,7 @@ def test_released_blank_and_short_answers_are_not_compared():
     assert not alike(released, released, released=released)
     assert not alike(ANSWER, RENAMED, released=ANSWER), "all of it was given"
     assert not alike("x = 1 + 2\n" * 3, "x = 1 + 2\n" * 3)
-    blank = mark([result(n, question("q", "w", answer=ANSWER, blank=True)) for n in "ab"])
+    blank = [result(n, question("q", "w", answer=ANSWER, blank=True)) for n in "ab"]
     assert not similarity.pairs(blank, {})
     assert similarity.text([]).strip()
 
@@ -421,84 +353,57 @@ def test_the_one_pair_among_many_that_share_words():
     assert (pair.first, pair.second) == ("s0", "s50")
 
 
-def one_change(before, after, **more):
-    [*inside, total] = regrade.changes(mark([before]), mark([after], **more))
-    assert total.question == ""
+def changes(before, after):
+    """The lines of the checks that changed, of one student; the total's line is the last."""
+    *inside, total = regrade.lines([before], [after])
+    assert "total: " in total
     return inside
 
 
 def test_what_changed_and_why():
     before = result("anna", question("first", "rw"), question("second", "r"))
-    assert regrade.changes(mark([before]), mark([before])) == []
+    assert regrade.lines([before], [before]) == ["nothing changed"]
 
     answer = result("anna", question("first", "rr", answer="new"), question("second", "r"))
-    [change] = one_change(before, answer)
-    assert (change.question, change.check, change.before, change.after) == (
-        "first",
-        "check 2",
-        0.0,
-        2.0,
-    )
-    assert "answer changed" in change.why
+    [line] = changes(before, answer)
+    assert line == "anna: first / check 2: 0 -> 2: the answer changed"
 
     check = result("anna", question("first", "rr"), question("second", "r"))
-    [change] = one_change(before, check)
-    assert "answer is the same" in change.why
+    [line] = changes(before, check)
+    assert "answer is the same" in line
 
     points = result("anna", question("first", "rw", points=3.0), question("second", "r"))
-    [change] = one_change(before, points)
-    assert (change.before, change.after) == (2.0, 3.0)
-    assert "points changed" in change.why
-
-    given = [Override("anna", "first", 2, 1.0, "oral")]
-    [change] = one_change(before, before, overrides=given)
-    assert (change.before, change.after) == (0.0, 1.0)
-    assert "oral" in change.why
-
-    whole = [Override("anna", "first", 0, 3.0, "oral")]
-    [change] = one_change(before, before, overrides=whole)
-    assert (change.check, change.before, change.after) == ("", 2.0, 3.0)
+    [line] = changes(before, points)
+    assert "2 -> 3: the check's points changed" in line
 
     blocked = result("anna", question("first", "rb"), question("second", "r"))
-    [change] = one_change(before, blocked)
-    assert (change.before, change.after) == (0.0, None)
-    assert "machine" in change.why
+    [line] = changes(before, blocked)
+    assert "0 -> blocked: the machine could not grade it this time" in line
+    [line] = changes(blocked, before)
+    assert "blocked -> 0: the machine could not grade it before" in line
 
 
 def test_other_changes():
     before = result("anna", question("first", "rw"))
-    [inside, _] = regrade.changes(
-        mark([before]), mark([result("anna", question("first", "rwr"))])
-    )
-    assert (inside.check, inside.why) == ("check 3", "the check is new")
-    found = regrade.changes(mark([before]), mark([result("ben", question("first", "r"))]))
-    assert [(each.student, each.before, each.after) for each in found] == [
-        ("ben", None, 2.0),
-        ("anna", 2.0, None),
+    [line] = changes(before, result("anna", question("first", "rwr")))
+    assert line == "anna: first / check 3: - -> 2: the check is new"
+    [line] = changes(before, result("anna", question("second", "rw"), question("first", "rw")))
+    assert line == "anna: second: - -> 2: the question is new"
+    assert regrade.lines([before], [result("ben", question("first", "r"))]) == [
+        "ben: total: - -> 2: a new student",
+        "anna: total: 2 -> -: there is no submission any more",
     ]
-    late = mark([before])
-    late[0].penalty = Penalty(50, "late")
-    [total] = regrade.changes(mark([before]), late)
-    assert (total.before, total.after, total.why) == (2.0, 1.0, "late")
-    unread = mark(
-        [result("anna", problem="no notebook"), result("zoe", question("first", "r"))]
-    )
-    found = regrade.changes(mark([before]), unread)
-    assert any("no notebook" in each.why for each in found)
-    for changes in (found, [total], []):
-        assert regrade.text(changes).strip()
-
-
-def test_an_override_that_replaces_the_same_points_is_no_change():
-    before = result("anna", question("first", "rw"))
-    given = [Override("anna", "first", 0, 2.0, "same")]
-    assert regrade.changes(mark([before]), mark([before], given)) == []
+    unread = result("anna", question("first", "ww"), problem="no notebook")
+    [line] = changes(before, unread)
+    assert "no notebook" in line
 
 
 def test_all_reports_in_a_folder(tmp_path):
-    marks = mark([result(name or "x", question("first", "rw", "b")) for name in NAMES])
-    written = reports.write(marks, tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""})
-    assert len(set(written)) == len(written) == 10 + len(NAMES)
+    marks = [result(name or "x", question("first", "rw", "b")) for name in NAMES]
+    written = reports.write(
+        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}
+    )
+    assert len(set(written)) == len(written) == 9 + len(NAMES)
     assert all(path.stat().st_size for path in written)
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
         written
@@ -506,13 +411,13 @@ def test_all_reports_in_a_folder(tmp_path):
     assert (tmp_path / "out" / "gradebook.csv").read_bytes().startswith(codecs.BOM_UTF8)
     back = reports.read_results(tmp_path / "out" / "results.json")
     assert back == marks
-    assert regrade.changes(marks, back) == []
+    assert regrade.lines(marks, back) == ["nothing changed"]
 
 
 def test_reports_do_not_depend_on_the_order_of_jobs(tmp_path):
-    marks = mark([result(name, question("first", "rw")) for name in ("a", "b", "c")])
+    marks = [result(name, question("first", "rw")) for name in ("a", "b", "c")]
     for folder in ("one", "two"):
-        reports.write(marks, tmp_path / folder, "05", "DDP", {})
+        reports.write(marks, [], tmp_path / folder, "05", "DDP", {})
     for path in (tmp_path / "one").rglob("*.*"):
         twin = tmp_path / "two" / path.relative_to(tmp_path / "one")
         assert path.read_bytes() == twin.read_bytes()
@@ -529,24 +434,13 @@ def test_results_that_cannot_be_read(tmp_path, text):
         reports.read_results(path)
 
 
-def test_no_penalty_before_and_none_now_is_no_change():
-    rule = parse("deadline=2026-11-30T12:00+00:00 10%/day")
-    before = mark([result("anna", question("first", "w"))], (), rule)
-    after = mark([result("anna", question("first", "r"))])
-    assert before[0].penalty is not None
-    for change in regrade.changes(before, after):
-        assert "penalty" not in change.why
-
-
 def test_the_mean_total_leaves_out_what_was_not_graded():
-    marks = mark(
-        [
-            result("anna", question("first", "rr")),
-            result("ben", question("first", "rw")),
-            result("cleo", problem="the file is damaged"),
-            result("dana", question("first", "rb")),
-        ]
-    )
+    marks = [
+        result("anna", question("first", "rr")),
+        result("ben", question("first", "rw")),
+        result("cleo", problem="the file is damaged"),
+        result("dana", question("first", "rb")),
+    ]
     assert question_statistics.mean_total(marks) == 3
     text = question_statistics.text(marks)
     assert "mean total: 3 of 4" in text
@@ -555,8 +449,8 @@ def test_the_mean_total_leaves_out_what_was_not_graded():
 
 
 def test_the_index_says_whose_a_page_is(tmp_path):
-    marks = mark([result(name, question("first", "r")) for name in ("anna", "Jane Doe")])
-    reports.write(marks, tmp_path, "05-ddp-cluster", "05", {})
+    marks = [result(name, question("first", "r")) for name in ("anna", "Jane Doe")]
+    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {})
     text = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
     rows = [line.split(",") for line in text.splitlines()]
     assert rows[0] == ["student", "page"]
@@ -568,5 +462,5 @@ def test_the_index_says_whose_a_page_is(tmp_path):
 def test_backticks_in_a_heading_become_code():
     asked = question("first", "r")
     asked.title = "Write `mean` <b>"
-    page = feedback.page(mark([result("anna", asked)])[0], "05", "t")
+    page = feedback.page(([result("anna", asked)])[0], "05", "t")
     assert "<h2>Write <code>mean</code> &lt;b&gt;</h2>" in page

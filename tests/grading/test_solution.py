@@ -8,6 +8,7 @@ import small_exercise
 
 from multigpu.errors import UserError
 from multigpu.grading import release, solution, transplant
+from multigpu.grading.results import Note
 
 
 @pytest.fixture
@@ -141,14 +142,14 @@ def test_answers_are_found_by_grade_id_or_by_their_first_line(small):
         "mean": "x",
         "guess_bytes": "# answer: guess_bytes\nguess_bytes = 1",
     }
-    assert answers.notes == ["twice: there is no answer cell"]
+    assert answers.notes == [Note("there is no answer cell", question="twice")]
 
 
 def test_the_first_of_two_answers_counts(small):
     answers = transplant.take(notebook(code("a", "mean"), code("b", "mean")), small)
 
     assert answers.sources["mean"] == "a"
-    assert any("first one counts" in note for note in answers.notes)
+    assert any("first one counts" in note.text for note in answers.notes)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +203,4 @@ def test_an_endless_answer_is_left_out(small):
     answers = transplant.take(notebook(code("x" * 300_000, "mean")), small)
 
     assert answers.sources["mean"] == ""
-    assert any("longer" in note for note in answers.notes)
+    assert any("longer" in note.text for note in answers.notes)

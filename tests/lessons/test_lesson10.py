@@ -1,7 +1,6 @@
 """Lesson 10: the exact strategies hold under proof, the others do not; what each sends."""
 
 import importlib.util
-import json
 import re
 import sys
 
@@ -9,7 +8,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from commands import ROOT, planted, run_script, torchrun
+from commands import ROOT, run_script, torchrun
 from nccl_programs import results
 
 from multigpu import launch, prove
@@ -18,8 +17,6 @@ from multigpu.strategies import strategy_by_name
 from multigpu.strategies.costs import predicted_bytes
 
 PAGE = ROOT / "lessons" / "10-strategies"
-SCRIPT = ROOT / "scripts" / "PTL_Strategies.py"
-NODES = ROOT / "scripts" / "PTL_NodeBatch.py"
 
 
 def load(name: str):
@@ -295,45 +292,6 @@ def test_a_mistake_is_one_sentence(tmp_path, stem, flags, words):
     done = run_script(ROOT / "scripts" / f"{stem}.py", *flags, cwd=tmp_path)
     assert done.returncode != 0 and words in done.stdout, done.stdout
     assert done.stdout.count("\n") == 1, done.stdout
-
-
-# ---- PTL_NodeBatch --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("nodes", "each"), [(2, 2), (1, 3)])
-def test_ddp2_learns_from_the_nodes_batches(tmp_path, npz, nodes, each):
-    settings = ("--data", npz(), "--epochs", 2, "--batch-size", 12)
-    flags = (*settings, "--nodes", nodes, "--each", each, "--prove")
-    done = run_script(NODES, *flags, "--out", tmp_path / "o")
-    assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
-    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
-    assert (metrics["devices"], metrics["world_size"]) == (nodes * each, nodes)
-
-
-def test_a_loss_of_each_devices_rows_makes_the_proof_fail(tmp_path, npz):
-    """The rows of one device only, as in ddp. The serial run keeps the right loss."""
-    fault = """
-import types
-
-original = lesson.serial
-unchanged = dict(lesson.__dict__)
-lesson.serial = types.FunctionType(
-    original.__code__, unchanged, "serial", original.__defaults__
-)
-nce = lesson.info_nce
-lesson.info_nce = lambda a, b: (nce(a[::2], b[::2]) + nce(a[1::2], b[1::2])) / 2
-"""
-    settings = ("--data", npz(), "--epochs", 2, "--batch-size", 8)
-    flags = (*settings, "--prove", "--out", tmp_path / "o")
-    done = run_script(planted(tmp_path, "PTL_NodeBatch", fault), *flags)
-    assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
-
-
-def test_a_batch_that_cannot_be_filled(tmp_path, npz):
-    done = run_script(NODES, "--data", npz(), "--batch-size", 40, "--out", tmp_path / "o")
-    assert done.returncode == 2 and "35 training images fill no batch of 40" in done.stdout, (
-        done.stdout
-    )
 
 
 # ---- what today's Lightning has -------------------------------------------------------------

@@ -17,13 +17,19 @@ ROUTES = {
     "PT_CNN_Elastic": (),
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
-    "TF_CNN_MultiNode": ("--spawn", 2),
+    "TF_CNN_MultiNode": (),
     "PTL_multiGPU": ("--devices", 3),
     "PTL_Strategies": ("--devices", 3),
     "PTL_Precision": ("--devices", 3),
-    "PT_CNN_Scaling": ("--spawn", 2),
+    "PT_CNN_Scaling": (),
 }
-RANKS = {"PT_CNN_Pipeline": 3, "PT_CNN_MultiGPU": 2}  # of scripts that torchrun starts
+# Ranks of scripts that torchrun starts.
+RANKS = {
+    "PT_CNN_Pipeline": 3,
+    "PT_CNN_MultiGPU": 2,
+    "PT_CNN_Scaling": 2,
+    "TF_CNN_MultiNode": 2,
+}
 # Scripts that need virtual GPUs, and how many.
 GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}
 FLAGS = ("--epochs", 3, "--lr", 0.1)

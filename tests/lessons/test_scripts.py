@@ -35,7 +35,7 @@ def definitions(path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ["CNN", "read_digits"])
+@pytest.mark.parametrize("name", ["CNN", "cnn", "read_digits"])
 @each(SCRIPTS)
 def test_scripts_that_define_the_model_or_the_data_define_the_same(path, name):
     first = next(definitions(other)[name] for other in SCRIPTS if name in definitions(other))

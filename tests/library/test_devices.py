@@ -1,10 +1,7 @@
 """The device of a rank, on machines with simulated numbers of GPUs."""
 
-import textwrap
-
 import pytest
 import torch
-from commands import run
 
 from multigpu import devices
 from multigpu.errors import UserError
@@ -101,23 +98,6 @@ def test_ranks_share_the_cores(gpus, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
     devices.pick(World(0, 2, 0, 2))
     assert threads == [4]
-
-
-def test_the_device_of_the_serial_run():
-    """In a process of its own: torch's settings cannot all be restored."""
-    source = """
-        import torch
-        from multigpu import devices
-        one, two = torch.device("cuda", 2), torch.device("cuda", 3)
-        print(devices.serial_device([one, two]), torch.backends.cudnn.deterministic)
-        print(devices.serial_device([torch.device("cpu")], exact=True))
-        print(torch.backends.cudnn.deterministic,
-              torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-    """
-    assert (
-        run("python", "-c", textwrap.dedent(source)).stdout
-        == "cuda:2 False\ncpu\nTrue False False\n"
-    )
 
 
 def test_the_16_bit_type_of_an_old_gpu(monkeypatch):

@@ -223,3 +223,20 @@ def test_bad_flags_are_refused_by_a_sentence(flags, words):
     done = command("--model", "cnn", "--gpu", "V100-16GB", "--link", "NVLink2", *flags)
     assert isinstance(done.exception, UserError), done.output
     assert words in str(done.exception)
+
+
+def test_without_a_model_it_names_both_ways():
+    done = command("--gpu", "V100-16GB")
+    assert isinstance(done.exception, UserError), done.output
+    assert "--model, --gpu and --link" in str(done.exception)
+    assert "--measured FOLDER" in str(done.exception)
+
+
+def test_measured_runs_are_drawn(tmp_path):
+    for ranks, speed in ((1, 100.0), (2, 150.0)):
+        (tmp_path / str(ranks)).mkdir()
+        run = {"scaling": "strong", "world_size": ranks, "images_per_s": speed}
+        (tmp_path / str(ranks) / "metrics.json").write_text(json.dumps(run))
+    done = command("--measured", tmp_path)
+    assert done.exit_code == 0 and "1: 1.00×, 2: 1.50×" in done.output
+    assert (tmp_path / "scaling.png").exists()

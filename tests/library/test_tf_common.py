@@ -134,7 +134,7 @@ def test_fit_cannot_begin_with_an_uneven_batch(images, refused):
 
 @pytest.mark.parametrize("overflows", [0, 1])
 def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
-    """Why --amp takes bfloat16 and the page warns of float16: fails once Keras is repaired."""
+    """Why pytorch-tensorflow.md warns of float16: fails once Keras is repaired."""
     strategy = tf.distribute.MirroredStrategy(PLACES[:2])
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -152,7 +152,8 @@ def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         factor = tf.where(replica == overflows, 1e9, 1.0)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(tf.ones((4, 8, 8, 1))))) * factor
+            logits = tf.cast(model(tf.ones((4, 8, 8, 1))), tf.float32)
+            loss = tf.reduce_mean(tf.square(logits)) * factor
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -160,6 +161,11 @@ def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
     strategy.run(step)
     finite = all(np.isfinite(weights).all() for weights in model.get_weights())
     assert finite == (overflows == 0)
+
+
+def test_devices_below_one_are_refused():
+    with pytest.raises(errors.UserError, match="0 devices asked for"):
+        tf_common.devices(0)
 
 
 def test_devices_asked_for_too_late():
@@ -198,10 +204,6 @@ def test_gpus_are_taken_and_the_others_left_alone(two_gpus):
     assert tf_common.devices() == ["GPU:0", "GPU:1"] and settings["visible"] == gpus
     assert settings["growing"] == [(gpu, True) for gpu in gpus]
     assert tf_common.devices(1) == ["GPU:0"] and settings["visible"] == gpus[:1]
-    assert (
-        tf_common.torch_device(["GPU:0"]).type == "cuda"
-        and tf_common.torch_device(["CPU:0"]).type == "cpu"
-    )
     with pytest.raises(
         errors.UserError, match="3 devices asked for, but TensorFlow sees 2 GPUs: ask for 2"
     ):
@@ -231,14 +233,6 @@ devices(2), print(fast(), same())
 devices(2, exact=True), print(fast(), same())
 """
     assert run("python", "-c", code).stdout.split() == ["True", "False", "False", "True"]
-
-
-def test_logits_stay_in_32_bit():
-    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        assert tf_common.cnn()(np.zeros((1, 8, 8, 1))).dtype == tf.float32
-    finally:
-        tf.keras.mixed_precision.set_global_policy("float32")
 
 
 @pytest.mark.parametrize("onednn", [0, 1])

@@ -12,8 +12,7 @@ from commands import ROOT
 from multigpu import prove
 
 TWO = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
-BF16 = "--precision bf16-mixed --accelerator gpu --strategy ddp"
-CPU = "--accelerator cpu --devices"
+NODES = f"bash {ROOT}/lessons/10-strategies/two_nodes.sh"
 # Lesson → (command, options). If a script's flag or default sets the number of GPUs or ranks,
 # its reference sets it to one. Lesson 01's script is a reference: it has nothing parallel.
 RUNS = {
@@ -26,8 +25,8 @@ RUNS = {
     "05, accumulation": (f"{TWO} PT_CNN_MultiGPU.py --accumulate 2", {}),
     "05, 16 bit": (f"{TWO} PT_CNN_MultiGPU.py --amp", {}),
     "06": (f"{TWO} PT_CNN_HybridParallel.py", {"gpus": 4}),
-    "09": (f"{TWO} PTL_multiGPU.py --accelerator gpu", {}),
-    "09, CPU": (f"PTL_multiGPU.py {CPU} 2", {"reference": f"{CPU} 1"}),
+    "09": (f"{TWO} PTL_multiGPU.py", {"gpus": 2}),
+    "09, by itself": ("PTL_multiGPU.py --devices 2", {}),
     "10": (f"{TWO} PTL_Strategies.py", {}),
     "10, by itself": ("PTL_Strategies.py --devices 2", {}),
     "10, dp": ("PTL_Strategies.py --strategy dp --devices 2", {"gpus": 2}),
@@ -41,12 +40,12 @@ RUNS = {
         "PTL_Strategies.py --strategy bagua:gradient_allreduce --devices 2",
         {"gpus": 2},
     ),
-    "11": (
-        f"{TWO} PTL_Precision.py --precision bf16-mixed --accelerator gpu --strategy ddp",
-        {},
-    ),
+    "10, ddp2": (f"{NODES} PTL_NodeBatch.py", {"reference": "PTL_NodeBatch.py --serial 2"}),
+    "11, 64 bit": ("PTL_Precision.py --precision 64 --devices 2", {}),
+    "11, 32 bit, dp": ("PTL_Precision.py --strategy dp --devices 2", {"gpus": 2}),
+    "11, 16 bit": (f"{TWO} PTL_Precision.py --precision bf16", {}),
     "12": (f"{TWO} PT_CNN_Elastic.py", {}),
-    "13": ("PT_CNN_Scaling.py --spawn 2", {"reference": "--spawn 1"}),
+    "13": (f"{TWO} PT_CNN_Scaling.py", {}),
 }
 ALWAYS = ("03",)
 ALL = bool(os.environ.get("ALL_PROOFS"))

@@ -6,6 +6,9 @@ import random
 import re
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
 
 import warm
@@ -71,14 +74,31 @@ def torchrun(
     return run(warm.torchrun(), *local, path, *flags, cwd=cwd, timeout=timeout, **environment)
 
 
+def _ports() -> Iterator[int]:
+    """Each worker's own ports below 32768, in an order by chance, again and again.
+
+    The kernel gives none of them to a listener that asks for any port. A port stays free until
+    the program listens, a second or two later. Without ports of its own, another worker can
+    choose the same one, and the ranks of two tests wait for each other.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 7
+    own = range(25000 + 1000 * worker, 26000 + 1000 * worker)
+    return cycle(random.SystemRandom().sample(own, len(own)))
+
+
+PORTS = _ports()
+TAKING = threading.Lock()
+
+
 def free_ports(count: int) -> list[int]:
-    """Free ports below 32768, which the kernel gives to no listener that asks for any port."""
+    """Ports that nobody listens on, and that no other test of this run gets meanwhile."""
     ports = []
-    for port in random.SystemRandom().sample(range(25000, 32000), 1000):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            ports.append(port)
-        if len(ports) == count:
-            return ports
+    with TAKING:
+        for port in islice(PORTS, 1000):
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                ports.append(port)
+            if len(ports) == count:
+                return ports
     raise AssertionError("no free ports")
 
 

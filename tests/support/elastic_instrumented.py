@@ -7,8 +7,8 @@ The variable FAULT is MOMENT:COUNT:RANK. When that rank comes to that moment for
 time in its process, it writes its process and its parent to the file `marker`, and waits for a
 second. It does so once: not if there is a marker.
 
-The moments: start (torch is imported, and no process group exists), join, warm-up, step, save
-(half of the file is written), evaluation.
+The moments: start (torch is imported, and no process group exists), join (it exists), ready
+(the newest checkpoint is loaded), step, save (half of the file is written), evaluation.
 """
 
 import json
@@ -17,14 +17,15 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import PT_CNN_Elastic as lesson
-import torch
 import torch.distributed as dist
 
-from multigpu import files, launch
+from multigpu import elastic, files, launch
 
 EVENTS = Path(os.environ["EVENTS"])
 RANK = int(os.environ.get("RANK", "0"))
@@ -48,22 +49,21 @@ def reach(moment: str) -> None:
         time.sleep(SECONDS)
 
 
-def before(name: str, moment: str) -> None:
-    """Come to `moment` whenever the lesson's function `name` begins."""
-    original = getattr(lesson, name)
+def before(module: ModuleType, name: str, moment: str) -> None:
+    """Come to `moment` whenever this function of the lesson or of the library begins."""
+    original = getattr(module, name)
 
-    def wrapped(*args):
+    def wrapped(*args, **keywords):
         reach(moment)
-        return original(*args)
+        return original(*args, **keywords)
 
-    setattr(lesson, name, wrapped)
+    setattr(module, name, wrapped)
 
 
 append("processes", f"{os.getpid()} {os.getppid()} {RANK} {os.environ['AGENT']}")
-before("set_up", "start")
-before("read_data", "join")
-before("warm_up", "warm-up")
-before("evaluate", "evaluation")
+before(elastic, "join", "start")
+before(lesson, "train_to_end", "ready")
+before(lesson, "accuracy", "evaluation")
 
 original_atomic = files.atomic
 
@@ -79,27 +79,28 @@ def slow_atomic(path: Path):
 
 files.atomic = slow_atomic
 
-original_load = lesson.load_newest
+original_load = elastic.Checkpoints.load
 
 
-def load_newest(run, folder):
+def load(checkpoints, parts):
     """Give each start a number that no other start has, also if it saves nothing."""
-    original_load(run, folder)
+    reach("join")
+    position = original_load(checkpoints, parts) or asdict(lesson.Position())
     number = [time.time_ns()]
     dist.broadcast_object_list(number, src=0)
-    run.position.starts = number[0]
+    return {**position, "starts": number[0]}
 
 
-lesson.load_newest = load_newest
+elastic.Checkpoints.load = load
 
 original_shard = lesson.own_shard
 # The images of each step that this rank has begun and not yet recorded.
 images_of_steps: list[list[int]] = []
 
 
-def own_shard(batch, world):
-    shard = original_shard(batch, world)
-    real = batch[world.rank :: world.size].tolist()
+def own_shard(batch, rank, ranks):
+    shard = original_shard(batch, rank, ranks)
+    real = batch[rank::ranks].tolist()
     assert shard[: len(real)].tolist() == real
     images_of_steps.append(real)
     return shard
@@ -107,22 +108,31 @@ def own_shard(batch, world):
 
 lesson.own_shard = own_shard
 
-original_add_up = lesson.add_up
+original_epoch = lesson.train_epoch
+trained = []  # the run
 
 
-def add_up(run, number):
+def train_epoch(run, train):
+    trained[:] = [run]
+    return original_epoch(run, train)
+
+
+lesson.train_epoch = train_epoch
+
+original_add_up = elastic.add_up
+
+
+def add_up(number):
     """After a training step: record its images."""
-    found = original_add_up(run, number)
-    # A training step adds up a tensor, its loss. A signal is looked for with the number 0.0.
-    is_loss = isinstance(number, torch.Tensor)
-    if run.model.module.training and is_loss and images_of_steps:
-        row = [run.position.starts, run.position.steps, images_of_steps.pop(0)]
-        append(f"rows-{os.getpid()}.jsonl", json.dumps(row))
-        reach("step")
+    found = original_add_up(number)
+    position = trained[0].position
+    row = [position.starts, position.steps, images_of_steps.pop(0)]
+    append(f"rows-{os.getpid()}.jsonl", json.dumps(row))
+    reach("step")
     return found
 
 
-lesson.add_up = add_up
+elastic.add_up = add_up
 
 if __name__ == "__main__":
     launch.start(lesson.main, lesson.parse())

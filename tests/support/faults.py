@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import warm
 from commands import SUPPORT, alive, clean_environment, free_ports
-from small_data import write_npz
+from small_data import write_digits
 
 from multigpu import data, elastic, proof
 from multigpu.models import CNN
@@ -31,7 +31,7 @@ from multigpu.models import CNN
 SCRIPT = SUPPORT / "elastic_instrumented.py"
 IMAGES, BATCH, EPOCHS, SAVE_EVERY, LR, SEED = 35, 8, 30, 3, 0.05, 0
 STEPS = EPOCHS * math.ceil(IMAGES / BATCH)
-MOMENTS = ("start", "join", "warm-up", "step", "save", "evaluation", "any time")
+MOMENTS = ("start", "join", "ready", "step", "save", "evaluation", "any time")
 # In how many steps, saves, evaluations the moment comes at the latest.
 LATEST = {"step": STEPS - 10, "save": STEPS // SAVE_EVERY - 5, "evaluation": EPOCHS - 2}
 LIMIT = 90.0  # seconds in which all processes of a start must have ended
@@ -130,7 +130,7 @@ def torchruns(
     folder: Path, start: int, agents: int, ranks: int, moment: str
 ) -> Iterator[list[subprocess.Popen]]:
     """The torchruns of one start; whatever happens, none is left at the end."""
-    data_file = write_npz(folder / "small.npz", IMAGES)
+    data_file = write_digits(folder / "small.npz", IMAGES, 7)
     flags = ("--data", data_file, "--out", folder / "out", "--batch-size", BATCH)
     flags += ("--epochs", EPOCHS, "--save-every", SAVE_EVERY, "--lr", LR, "--seed", SEED)
     flags += ("--timeout", 20)
@@ -322,7 +322,7 @@ def _check_rows(curve: list, events: Path, images: int) -> None:
 
 def new_model() -> CNN:
     torch.manual_seed(SEED)
-    return CNN((1, 8, 8), 3)
+    return CNN()
 
 
 def serial_model(path: Path) -> CNN:

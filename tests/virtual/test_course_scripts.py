@@ -18,21 +18,10 @@ OTHERS = {
 }
 # Lesson → (GPUs, launcher, script, more flags)
 RUNS = {
-    "09": (2, TORCHRUN, "PTL_multiGPU", ("--accelerator", "gpu")),
-    "11, fp16 with its scaler": (
-        1,
-        (),
-        "PTL_Precision",
-        ("--precision", "16-mixed", "--accelerator", "gpu"),
-    ),
     "12": (2, TORCHRUN, "PT_CNN_Elastic", ()),
-    "13": (2, (), "PT_CNN_Scaling", ("--spawn", 2)),
 }
 
 
-# One for each way to use several GPUs; `make test-jobs` runs all.
-ALWAYS = ("11, fp16 with its scaler",)
-MORE = [name for name in RUNS if name not in ALWAYS]
 on_request = pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
 
 
@@ -44,9 +33,8 @@ def prove(folder, gpus: int, launcher: tuple, script: object, flags: tuple):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lesson", [*ALWAYS, *(pytest.param(name, marks=on_request) for name in MORE)]
-)
+@on_request
+@pytest.mark.parametrize("lesson", RUNS)
 def test_a_lessons_proof_holds_on_cuda(tmp_path, lesson):
     gpus, launcher, stem, flags = RUNS[lesson]
     done = prove(tmp_path, gpus, launcher, ROOT / "scripts" / f"{stem}.py", flags)

@@ -210,7 +210,7 @@ KNOWN = [
             DATA_PARALLEL,
             ("    state =", "    devices = len(devices) * devices[:1]\n    state ="),
         ),
-        (DEVICES, FAIR, CHUNKS, FEW),
+        ALL,
     ),
     Known(
         "the last GPU first",

@@ -1,6 +1,9 @@
-"""The memory of processes and of all that they have started."""
+"""Processes with all that they have started: their memory, and their end."""
 
+import os
+import signal
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -12,13 +15,14 @@ def exceeds(pids: Iterable[int], limit: int) -> bool:
     shares with its parent count once, where the system tells. A process that has ended uses
     nothing, nor does any where there is no /proc.
     """
-    folders = [folder for pid in pids for folder in _family(pid)]
+    folders = [folder for pid in pids for folder in family(pid)]
     if sum(map(_resident, folders)) <= limit:
         return False
     return sum(map(_proportional, folders)) > limit
 
 
-def _family(pid: int) -> Iterator[Path]:
+def family(pid: int) -> Iterator[Path]:
+    """The folders in /proc of the process and of its descendants, as far as it tells them."""
     waiting = [pid]
     while waiting:
         folder = Path(f"/proc/{waiting.pop()}")
@@ -28,6 +32,13 @@ def _family(pid: int) -> Iterator[Path]:
                 waiting += map(int, (task / "children").read_text().split())
         except (OSError, ValueError):
             continue  # it has ended
+
+
+def kill(pid: int) -> None:
+    """Kill the process and its descendants."""
+    for folder in list(family(pid)):
+        with suppress(ProcessLookupError):
+            os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _resident(folder: Path) -> int:

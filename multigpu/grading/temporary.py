@@ -1,0 +1,45 @@
+"""Temporary folders of a grading, which hold answers, solutions and the secret.
+
+A run removes its own when it ends, by a signal, too. One that is killed cannot: the next run
+removes what it left.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "grading-"
+YOUNG_SECONDS = 60.0  # by then, its own run holds the lock of a new folder
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder that only its owner can read, until the block ends."""
+    _remove_left()
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_left() -> None:
+    """Remove this user's folders that no process holds."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                old = time.time() - status.st_mtime > YOUNG_SECONDS
+                if old and status.st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,35 @@
+"""Each check is worth its points: no answer without work gets those of any check."""
+
+import os
+from pathlib import Path
+
+import pytest
+import worthless
+from known import graded, notebook
+
+from multigpu.grading import author, solution
+from multigpu.grading.pool import Pool
+
+LESSONS = author.lessons()
+# `make test` tries one lesson, `make test-grading` all.
+TRIED = LESSONS if "ALL_LESSONS" in os.environ else LESSONS[2:3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("slug", TRIED)
+def test_no_answer_without_work_gets_points(slug: str, tmp_path: Path) -> None:
+    lesson = solution.find(slug)
+    tried = worthless.submissions(lesson)
+    files = {" / ".join(key): notebook(lesson, answers) for key, answers in tried.items()}
+    with Pool(1, lesson.seconds) as pool:
+        results = graded(lesson, files, tmp_path, pool)
+    found = [
+        f"{name}: {part.title}"
+        for name, result in results.items()
+        for question in result.questions
+        if question.name == name.partition(" / ")[0]
+        for part in question.parts
+        if part.earned
+    ]
+    assert found == []
