@@ -85,7 +85,7 @@ class LitCNN(L.LightningModule):
 
 
 def read_digits(path=None):
-    """Train and test set: scikit-learn's handwritten digits, or an .npz in MNIST's form."""
+    """Train and test set: scikit-learn's digits of 8 × 8 pixels, or an .npz like them."""
     if path:
         data = np.load(path)
         arrays = [data[name] for name in ("x_train", "y_train", "x_test", "y_test")]
