@@ -63,6 +63,7 @@ TRAINED = {
     "TF_CNN_CustomLoop": ("2 × cpu", []),
     "TF_CNN_MultiNode": ("2 × cpu", TORCHRUN),
     "PTL_multiGPU": ("2 × cpu", TORCHRUN),
+    "PTL_Strategies": ("2 × cpu", TORCHRUN),
     "PTL_Precision": ("1 × virtual GPU", [*VIRTUAL, "1"]),
     "PT_CNN_Elastic": ("2 × cpu", TORCHRUN),
     "PT_CNN_Scaling": ("2 × cpu", TORCHRUN),

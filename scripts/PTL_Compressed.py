@@ -1,305 +1,169 @@
-# %% [markdown]
-# # 10 continued · Compressed strategies
-# **The question.** A rank can round the numbers that it sends. How many bytes does that save,
-# and what does it cost?
-#
-# Two strategies do that: `bagua:bytegrad` and `bagua:qadam`. You need the first notebook of
-# this lesson.
+"""Lesson 10: train a CNN with a strategy that rounds what the ranks send.
 
-# %% [markdown] tags=["how-to-run"]
-# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
-# cell, and a click on it shows the code.
+    python scripts/PTL_Compressed.py --strategy bagua:bytegrad --devices 2
+    torchrun --nproc-per-node=2 scripts/PTL_Compressed.py --strategy ddp_fp16
+    multigpu prove scripts/PTL_Compressed.py --strategy bagua:bytegrad --devices 2
+    sbatch slurm/PTL_Compressed.slurm --strategy bagua:qadam
 
-# %% jupyter={"source_hidden": true}
+Strategies: ddp sends 4 bytes for each gradient; ddp_fp16, ddp with a hook of PyTorch, 2;
+bagua:bytegrad and bagua:qadam one. The proof holds for ddp; for the others it says how far
+the gradients are from those of one process.
+"""
+
 import argparse
+import json
+from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from multigpu import comparison, launch
+import multigpu.trainer as L
+from multigpu.errors import UserError
+from multigpu.strategies import BaguaStrategy, DDPStrategy, QAdamOptimizer
 
-NAMES = ("ddp", "bagua:bytegrad", "bagua:qadam")
-
-
-# %% jupyter={"source_hidden": true}
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    return comparison.parser(
-        "PTL_Compressed",
-        "Train a CNN with ddp and with strategies that send bytes, and compare them.",
-        NAMES,
-    ).parse_args(arguments)
+# Design the model
 
 
-# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
-# import json
-# from pathlib import Path
-#
-# import torch.distributed as dist
-# from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-# from torch.nn.parallel import DistributedDataParallel
-#
-# from multigpu import lesson, plots, proof, slow_link, wire
-# from multigpu.models import CNN
-#
-# lesson.setup("10-strategies", ranks=True)
-# from experiments import qadam_in_one_process
-# from picture import print_steps
+class LitCNN(L.LightningModule):
+    """Lesson 01's CNN with its data, loss and optimizer."""
 
-# %% [markdown]
-# ## Predict first
-# Write your answers, then run the cell. The cells below compare them with what happens. Steps
-# 3 and 4 ask for more.
+    def __init__(self, train, test, args):
+        super().__init__()
+        self.train_set, self.test_set, self.args = train, test, args
+        conv1 = nn.Conv2d(1, 16, kernel_size=3, padding=1)
+        conv2 = nn.Conv2d(16, 32, kernel_size=3, padding=1, stride=2)
+        fc1, fc2 = nn.Linear(32 * 4 * 4, 64), nn.Linear(64, 10)
+        layers = conv1, nn.Tanh(), conv2, nn.Tanh(), nn.Flatten(), fc1, nn.Tanh(), fc2
+        self.cnn = nn.Sequential(*layers)
 
-# %% tags=["active-ipynb", "guess"]
-# guess_error = 0.1  # a number rounded to one byte: the largest error, in % of the range
-# # Is bytegrad's test accuracy after five epochs "lower" than ddp's, or "equal" within 0.01?
-# guess_accuracy = "lower"
+    def forward(self, images):
+        return self.cnn(images)
 
-# %% [markdown]
-# ## Step 1 · Bytes by hand
-# A byte has 256 values. Divide the range of the numbers, from the smallest to the largest,
-# into 255 equal intervals, and round each number to the nearest of their 256 ends. The message
-# is one byte for each number, where the exact strategies send four, and the range: two numbers
-# of 4 bytes.
+    def train_dataloader(self):
+        rank, ranks = self.trainer.global_rank, self.trainer.world_size
+        if self.args.batch_size % ranks:
+            text = f"--batch-size must be a multiple of {ranks}, the number of ranks."
+            raise UserError(text, already_reported=rank > 0)
+        sampler = DistributedSampler(self.train_set, ranks, rank, seed=self.args.seed)
+        return DataLoader(self.train_set, self.args.batch_size // ranks, sampler=sampler)
 
+    def training_step(self, batch, batch_idx):
+        """This rank's share of the mean over the images of all ranks."""
+        rank, ranks = self.trainer.global_rank, self.trainer.world_size
+        (images, labels), total, size = batch, len(self.train_set), self.args.batch_size
+        losses = F.cross_entropy(self(images), labels, reduction="none")
+        # The sampler repeats images until all ranks have equally many. Repeats get weight 0.
+        row = batch_idx * (size // ranks) + torch.arange(len(losses))
+        loss = (losses * (row * ranks + rank < total).to(losses.device)).sum()
+        how = {"on_step": False, "on_epoch": True, "reduce_fx": "sum", "sync_dist": True}
+        self.log("loss", loss / total, **how)
+        # The average over the ranks is then the mean over the images of all ranks.
+        return loss * ranks / min(size, total - batch_idx * size)
 
-# %%
-def to_bytes(numbers: torch.Tensor) -> tuple[torch.Tensor, float, float]:
-    """The numbers (N,) as bytes, their minimum, and their maximum."""
-    low = numbers.min().item()
-    high = numbers.max().item()
-    levels = ((numbers - low) / (high - low) * 255).round()
-    return levels.to(torch.uint8), low, high
+    def on_train_epoch_end(self):
+        self.log("accuracy", found := accuracy(self, self.test_set))
+        if self.trainer.is_global_zero:
+            loss = self.trainer.callback_metrics["loss"]
+            print(f"epoch {self.current_epoch + 1}: loss {loss:.4f}, accuracy {found:.4f}")
 
-
-def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """The numbers (N,) that the bytes stand for."""
-    return low + levels / 255 * (high - low)
-
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_error)
-# torch.manual_seed(0)
-# gradient = torch.randn(10_000)
-# levels, low, high = to_bytes(gradient)
-# restored = to_numbers(levels, low, high)
-# print("numbers: ", [f"{number:.3f}" for number in gradient[:6].tolist()])
-# print("bytes:   ", levels[:6].tolist())
-# print("restored:", [f"{number:.3f}" for number in restored[:6].tolist()])
-#
-# error = (restored - gradient).abs().max().item() / (high - low)
-# lesson.compare("largest error", guess_error, 100 * error, unit="%", digits=2)
-
-# %% [markdown]
-# The largest error is half an interval, 1/510 of the range. But the range is that of the
-# *largest* gradient, and most gradients are much smaller. How exact is a byte for those?
-
-# %% tags=["active-ipynb"]
-# sizes = [0.01, 0.03, 0.1, 0.3, 1, 3]  # standard deviations
-# relative = []
-# for size in sizes:
-#     near = (gradient.abs() > size / 1.2) & (gradient.abs() < size * 1.2)
-#     relative.append(((restored - gradient).abs() / gradient.abs())[near].median().item())
-#
-# title = f"Median error: {relative[0]:.0%} at {sizes[0]}, {relative[-1]:.1%} at {sizes[-1]}"
-# labels = ("size of the gradient", "relative error")
-# figure = plots.lines(sizes, {"one byte": relative}, *labels, title, None, powers=False)
-# figure.axes[0].set_xscale("log")
-# figure
-
-# %% [markdown]
-# Small gradients are lost in the rounding. Is that bad for the training?
-#
-# ## Step 2 · Train
-# The script trains five epochs on two ranks with ddp and with two strategies that send bytes:
-#
-# - **bytegrad**: every rank owns 1/n of the gradients. Each rank sends its chunks as bytes to
-#   their owners; the owners average them, and send the means as bytes to all ranks. That is
-#   2(n − 1)(N/n + 8) bytes, and two roundings.
-# - **qadam**: Adam divides a running mean of the gradients, the *momentum*, by the root of a
-#   running mean of their squares, the *variance*. The ranks send momenta as bytes. The
-#   variance is not sent: after a *warm-up* of exact Adam steps, ten here, it is frozen. So
-#   from step 11 on qadam is not Adam; its optimizer is called QAdam.
-#
-# `from serial` compares with the same optimizer in one process, which rounds nothing: SGD with
-# momentum for ddp and bytegrad, QAdam for qadam. The cell takes about 10 seconds, longer on a
-# busy machine.
+    def configure_optimizers(self):
+        if self.args.strategy == "bagua:qadam":
+            # Adam whose variance is frozen after the warm-up: from then on it sends bytes.
+            return QAdamOptimizer(self.parameters(), self.args.lr or 0.001, self.args.warmup)
+        return torch.optim.SGD(self.parameters(), self.args.lr or 0.05, momentum=0.9)
 
 
-# %% jupyter={"source_hidden": true}
-def main(args: argparse.Namespace) -> None:
-    comparison.run(args, script=__file__)
+# Read in the data
 
 
-# %% jupyter={"source_hidden": true} tags=["active-py"]
+def read_digits(path=None):
+    """Train and test set: scikit-learn's digits of 8 × 8 pixels, or an .npz like them."""
+    if path:
+        data = np.load(path)
+        arrays = [data[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+    else:
+        digits = load_digits()
+        order = np.random.RandomState(0).permutation(len(digits.target))
+        x, y = digits.images[order] / 16, digits.target[order]
+        arrays = [x[:1437], y[:1437], x[1437:], y[1437:]]
+    images, labels, test_images, test_labels = map(torch.as_tensor, arrays)
+    train = TensorDataset(images.float().unsqueeze(1), labels.long())
+    return train, TensorDataset(test_images.float().unsqueeze(1), test_labels.long())
+
+
+# Train
+
+
+def make_strategy(args):
+    """The strategy with this name. It averages gradients; Bagua's qadam averages momenta."""
+    if args.strategy == "ddp_fp16":
+        return DDPStrategy(ddp_comm_hook=fp16_compress_hook)
+    family, _, algorithm = args.strategy.partition(":")
+    return BaguaStrategy(algorithm) if family == "bagua" else args.strategy
+
+
+def fit(args, *callbacks):
+    """Train on all ranks. Returns the Trainer and the model."""
+    train, test = read_digits(args.data)
+    torch.manual_seed(args.seed)
+    model = LitCNN(train, test, args)
+    trainer = L.Trainer(
+        strategy=make_strategy(args),
+        devices=args.devices,
+        max_epochs=args.epochs,
+        callbacks=[*callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model)
+    return trainer, model
+
+
+# Evaluate
+
+
+@torch.no_grad()
+def accuracy(model, test):
+    """The share of the test images that the model names correctly."""
+    images, labels = test.tensors
+    return (model(images.to(model.device)).argmax(1).cpu() == labels).double().mean().item()
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(description="Train a CNN, and round what is sent.")
+    parser.add_argument("--strategy", default="bagua:bytegrad")
+    parser.add_argument("--devices", default="auto", help="GPUs, or processes on the CPU")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="images in a step, in all")
+    parser.add_argument("--lr", type=float, help="default: 0.05; for qadam 0.001")
+    parser.add_argument("--warmup", type=int, default=10, help="qadam: exact steps of Adam")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", help="an .npz file (default: the digits)")
+    parser.add_argument("--out", type=Path, default=Path("results/PTL_Compressed"))
+    args = parser.parse_args(arguments)
+    if min(args.epochs, args.batch_size) < 1:
+        parser.error("--epochs and --batch-size are from 1 up")
+    return args
+
+
+def main(args):
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        trainer, model = fit(args)
+    except OSError as error:
+        raise SystemExit(error) from None
+    if trainer.is_global_zero:
+        torch.save(model.cpu().state_dict(), args.out / "model.pt")
+        found = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        (args.out / "metrics.json").write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
-    launch.start(main, parse())
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_accuracy, choices=("lower", "equal"))
-# flags = "--epochs 5 --prove --out results/10-compressed"
-# !OMP_NUM_THREADS=1 python ../scripts/PTL_Compressed.py {flags}
-
-# %% tags=["active-ipynb"]
-# run = json.loads(Path("results/10-compressed/metrics.json").read_text())
-# rows = run["strategies"]
-# fewer = rows["ddp"]["bytes_counted"] / rows["bagua:bytegrad"]["bytes_counted"]
-# print(f"bytegrad sends {fewer:.1f} times fewer bytes than ddp")
-# lost = rows["ddp"]["test_accuracy"] - rows["bagua:bytegrad"]["test_accuracy"]
-# accuracy = "lower" if lost > 0.01 else "equal"
-# lesson.compare("bytegrad's accuracy", guess_accuracy, accuracy)
-# print("qadam sends in steps 10, 11, 12:", *rows["bagua:qadam"]["bytes_by_step"][9:12])
-# comparison.bytes_picture(rows)
-
-# %% [markdown]
-# bytegrad's weights are not those of one process, and qadam's are not those of QAdam in one
-# process: that is what rounding costs. Loss and accuracy are those of ddp, or nearly. (Why
-# qadam is far from Adam is the last question of this notebook.)
-#
-# ## Step 3 · A slow link
-# If you are root, the next cells join two network namespaces by a link of 100 Mbit/s, and
-# measure the steps of one epoch. If you are not, they predict the times from the bytes alone,
-# so bytegrad's step is four times as fast by construction: think of a measured one. The model
-# has 540,362 weights here, so that sending takes longer than computing.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_faster = 4  # how many times as fast as ddp's is bytegrad's step over 100 Mbit/s?
-
-# %% [markdown]
-# The times depend on this machine. The table comes after about 15 seconds.
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# lesson.need(guess_faster)
-# measure = "" if slow_link.unavailable_reason() else "--measure-link"
-# slow = f"--strategy ddp bagua:bytegrad --hidden 1024 --batch-size 128 --epochs 1 {measure}"
-# !OMP_NUM_THREADS=1 python ../scripts/PTL_Compressed.py {slow} --out results/10-link
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# rows = json.loads(Path("results/10-link/metrics.json").read_text())["strategies"]
-# key = "link_seconds_measured" if measure else "link_seconds_predicted"
-# faster = rows["ddp"][key] / rows["bagua:bytegrad"][key]
-# lesson.compare("bytegrad's step", guess_faster, faster, unit="× as fast", digits=1)
-# comparison.link_picture(rows, 100)
-
-# %% [markdown]
-# Measured, bytegrad gains less time than bytes: it also computes its bytes, and it sends
-# twice, one after the other. Beside other programs it can gain nothing. With 2 million
-# weights, its step was more than three times as fast as ddp's: see `benchmarks/link.json`.
-#
-# ## Step 4 · Which link is slow?
-# On a fast link that costs more than it saves. Which link is fast depends on how long the
-# processor needs for its part. The next cell simulates a step on two V100s with four links (a
-# larger CNN: 2 million weights, 8 MB of gradients, 1,024 images per rank).
-
-# %% tags=["active-ipynb", "guess"]
-# guess_link = 100  # 10, 25, 50 or 100 Gbit/s: the first over which ddp's step is shorter
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_link)
-# links = (10, 25, 50, 100)
-# ddp, bytegrad = print_steps(["ddp", "bagua:bytegrad"], links)
-# first = next(link for link, *pair in zip(links, ddp, bytegrad) if pair[0] < pair[1])
-# lesson.compare("ddp wins from", guess_link, first, unit="Gbit/s", digits=0)
-
-# %% [markdown]
-# Over 50 Gbit/s the two differ by little more than the simulation's error
-# (`benchmarks/vgpu_fidelity.json`). So take the result as "somewhere near 50". The picture has
-# the step over 10 Gbit/s. bytegrad needs less time for the link, and more for *quantising*,
-# which is computing the bytes. *All-to-all* sends them to the owners,
-# [*all-gather*](../lessons/README.md#all-gather) sends the means:
-#
-# ![One step of ddp and of bytegrad](../lessons/10-strategies/compressed.png)
-#
-# On CPUs quantising takes longer, so there already a slower link is fast: exercise 5 of the
-# [lesson's page](../lessons/10-strategies/README.md) measures 1 Gbit/s.
-#
-# ## Step 5 · DDP itself can compress
-# Plain DDP calls a *communication hook*, if it has one, in place of its all-reduce.
-# `fp16_compress_hook` sends 2 bytes per number. Five steps on two ranks, without the hook and
-# with it, in some seconds:
-
-# %% tags=["active-ipynb"]
-# def five_steps(hook=None):
-#     torch.manual_seed(0)
-#     model = DistributedDataParallel(CNN())
-#     if hook:
-#         model.register_comm_hook(None, hook)
-#     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-#     own = torch.Generator().manual_seed(dist.get_rank())
-#     for _ in range(5):
-#         began = wire.bytes_sent()
-#         model(torch.randn(32, 1, 8, 8, generator=own)).square().mean().backward()
-#         sent = wire.bytes_sent() - began
-#         optimizer.step()
-#         optimizer.zero_grad()
-#     return model.module, sent
-#
-#
-# def both():
-#     dist.init_process_group("gloo")
-#     results = five_steps(), five_steps(default_hooks.fp16_compress_hook)
-#     dist.barrier()  # a rank that ends closes its connections
-#     return results
-#
-#
-# ((plain, sent), (hooked, sent_hooked)), (_, (hooked_1, _)) = launch.call(both, 2)
-# print(f"bytes of a step: without the hook {sent:,}, with it {sent_hooked:,}")
-# print(f"weights with the hook: {proof.difference(hooked, plain):.0e} from those without")
-# print(f"weights of rank 0 and rank 1: {proof.difference(hooked, hooked_1):.0e} apart")
-
-# %% [markdown]
-# One line halves the bytes, and the ranks stay equal.
-#
-# ## Which one?
-# | You have | Take |
-# |---|---|
-# | a link that is slow for your processor, SGD | `bagua:bytegrad` |
-# | the same, Adam | `bagua:qadam` |
-# | plain DDP, half of the bytes is enough | `register_comm_hook`, `fp16_compress_hook` |
-# | a fast link, or a result that must be that of one process | `ddp` |
-#
-# - bytegrad sent a quarter of the bytes and learned as much (step 2). Its step was shorter on
-#   slow links only (steps 3 and 4).
-# - qadam learned as much, too, but not what Adam learns. Its time was not measured.
-# - Five epochs of a small CNN are not your training: compare the losses of your own.
-# - Two tools of other libraries were not tried: PyTorch's PowerSGD hook, and *error feedback*,
-#   which adds what rounding has lost to the next gradient.
-#
-# Compressed or not, in each step every rank waits for all others. In the next notebook ranks
-# wait for fewer others, or for none.
-#
-# ## To go further: why is qadam far from Adam?
-# Is it mainly the rounding, or the frozen variance? `qadam_in_one_process` trains ten epochs,
-# 230 steps, with Adam and with QAdam, each in one process: there nothing is sent, so nothing
-# is rounded.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_cause = "rounding"  # qadam is far from Adam by its "rounding" or its "variance"?
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_cause, choices=("rounding", "variance"))
-# outcomes = qadam_in_one_process(warmups=(10, 100), epochs=10)
-# for name, run in outcomes.items():
-#     print(f"{name}: loss {run.loss:.2f}, accuracy {run.accuracy:.2f}", end="; ")
-#     print(f"at most {run.largest:.0e} from Adam, median {run.median:.0e}")
-# short = outcomes["QAdam, warm-up 10"]
-# print(f"variance of the 1% of weights that end farthest: {short.variance:.2f} of the median")
-# trained = json.loads(Path("results/10-compressed/metrics.json").read_text())["strategies"]
-# by_rounding = trained["bagua:qadam"]["difference_from_serial"]
-# print(f"rounding moved a weight by {by_rounding:.1f} in step 2, the variance by", end=" ")
-# print(f"{short.largest:.1f} here")
-# cause = "variance" if short.largest > by_rounding else "rounding"
-# lesson.compare("qadam is far from Adam by its", guess_cause, cause)
-
-# %% [markdown]
-# Mainly the frozen variance (in twice as many epochs as step 2 had). A weight whose gradients
-# happened to be small in the warm-up keeps a small variance, and Adam divides by its root: the
-# steps of such a weight are too large from then on. That is the danger of a short warm-up.
-# With a longer one QAdam is nearer to Adam: it is Adam for 100 of the 230 steps, in which
-# qadam sends what ddp sends. Here the short one does no harm: its loss is the smallest. Other
-# seeds and models were not tried.
-
-# %% [markdown] tags=["footer"]
-# [← 10 Seven strategies](PTL_Strategies.ipynb) ·
-# [syllabus](../lessons/README.md) ·
-# [page of this lesson](../lessons/10-strategies/README.md) ·
-# [10 Decentralized and async →](PTL_Decentralized.ipynb)
+    main(parse())

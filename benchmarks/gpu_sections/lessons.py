@@ -52,12 +52,11 @@ def runs(gpus: int) -> Iterator[Run]:
     yield Run("PT_CNN_HybridParallel", (), "under torchrun", gpus=2, proves=False)
     yield Run("PT_CNN_Scaling", (), "under torchrun", proves=False)
     yield Run("PTL_multiGPU", ("--devices", ranks), proves=False)
-    exact = ("ddp", "horovod", "bagua:gradient_allreduce")
-    yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", *exact), "ranks")
-    yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", "dp"), "dp")
-    # Compressed strategies equal no serial run; lesson 10 says how far they are from it.
-    yield Run("PTL_Compressed", ("--ranks", ranks), gpus=2, proves=False)
-    yield Run("PTL_Decentralized", ("--ranks", ranks), gpus=2, proves=False)
+    for name in ("ddp", "bagua:gradient_allreduce", "dp"):
+        flags = ("--devices", ranks, "--strategy", name)
+        yield Run("PTL_Strategies", flags, name, proves=False)
+    yield Run("PTL_Compressed", ("--devices", ranks), gpus=2, proves=False)
+    yield Run("PTL_Decentralized", ("--devices", ranks), gpus=2, proves=False)
     yield Run("PTL_NodeBatch", ("--each", ranks), proves=False)
     for precision in ("32", "16", "bf16"):
         flags = ("--devices", 1, "--precision", precision)

@@ -2,7 +2,7 @@
 
 python lessons/10-strategies/picture.py
 
-The first one is a schematic of `ring` in PTL_Strategies.py. The others are simulations of one
+The first one is a schematic of `ring` in PTL_Strategies. The others are simulations of one
 step on two ranks, at one time scale.
 """
 
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from multigpu import launch, plots, vgpu
-from multigpu.comparison import strategy_for_short_run
+import multigpu
+from multigpu import Link, launch, plots
 from multigpu.models import CNN
+from multigpu.strategies import strategy_by_name
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.bagua import bytegrad, low_precision
-from multigpu.vgpu.sim.presets import Link
 
 ETHERNET = Link("10 Gbit/s", bandwidth=1.25e9, latency=30e-6)
 # The picture → the strategies in it → what all transfers and collectives of their step carry,
@@ -38,44 +38,49 @@ def quantising(function: Callable) -> Callable:
     """The function, whose operations the timeline draws as quantising."""
 
     def marked(*args: torch.Tensor) -> torch.Tensor:
-        with vgpu.marked("quantise"):
+        with multigpu.marked("quantise"):
             return function(*args)
 
     return marked
 
 
-def one_step(name: str, link: Link = ETHERNET) -> vgpu.Timeline:
-    """The timeline of the wide CNN's third step: 1,024 images per rank, shapes only."""
-    (device,) = vgpu.start(1, link=link, compute=False)
+def one_step(name: str, link: Link = ETHERNET) -> multigpu.Timeline:
+    """As one of two ranks: the wide CNN's third step, 1,024 images per rank, shapes only.
+
+    It destroys the process group at the end, so that it can be called again.
+    """
     for module in (bytegrad, low_precision):
         module.compress = quantising(module.compress)
         module.decompress = quantising(module.decompress)
-    strategy = strategy_for_short_run(name)
-    strategy.configure(resolve("vgpu"))
-    strategy.connect()
-    model = strategy.place(CNN((1, 28, 28), hidden=320))
-    model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
-    images = torch.empty(1024, 1, 28, 28, device=device)
-    labels = torch.empty(1024, dtype=torch.long, device=device)
-    for _ in range(3):
-        dist.barrier()
-        began = vgpu.elapsed()
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    return vgpu.timeline(since=began)
+    with multigpu.gpus(2, link=link, shapes_only=True):
+        strategy = strategy_by_name(name)
+        strategy.configure(resolve("gpu"))
+        strategy.connect()
+        model = strategy.place(CNN((1, 28, 28), hidden=320))
+        model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
+        images = torch.empty(1024, 1, 28, 28, device=strategy.device)
+        labels = torch.empty(1024, dtype=torch.long, device=strategy.device)
+        for _ in range(3):
+            strategy.barrier()
+            began = multigpu.elapsed()
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        timeline = multigpu.timeline(since=began)
+        strategy.barrier()
+        strategy.close()
+        del model, optimizer
+        dist.destroy_process_group()
+    return timeline
 
 
 def _step_seconds(names: Sequence[str], gbits: Sequence[float]) -> dict[str, list[float]]:
-    seconds = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for name in names:
         for gbit in gbits:
             link = Link(f"{gbit} Gbit/s", gbit * 1e9 / 8, ETHERNET.latency)
             timeline = one_step(name, link)
             seconds[name].append(timeline.end - timeline.start)
-            dist.barrier()
-            dist.destroy_process_group()
-            vgpu.stop()
     return seconds
 
 
@@ -84,15 +89,15 @@ def print_steps(
 ) -> list[list[float]]:
     """Print the simulated ms of the same step on two ranks, by the link between them.
 
-    Returns the seconds: a list for each name, with a number for each link.
+    Returns the milliseconds: a list for each name, with a number for each link.
     """
     by_rank = launch.call(_step_seconds, 2, names, gbits)
     print("Gbit/s:".ljust(34), *(f"{gbit:5}" for gbit in gbits))
     steps = []
     for name in names:
         of_ranks = zip(*(seconds[name] for seconds in by_rank), strict=True)
-        steps.append([max(step) for step in of_ranks])
-        print(f"{name:34}", *(f"{1e3 * step:5.2f}" for step in steps[-1]), "ms")
+        steps.append([1e3 * max(step) for step in of_ranks])
+        print(f"{name:34}", *(f"{ms:5.2f}" for ms in steps[-1]), "ms")
     return steps
 
 
@@ -134,7 +139,9 @@ def draw_ring(n: int = 3) -> None:
 def main() -> None:
     draw_ring()
     drawn = dict.fromkeys(name for names in PICTURES.values() for name in names)
-    steps = {name: vgpu.Timeline.of_ranks(launch.call(one_step, 2, name)) for name in drawn}
+    steps = {
+        name: multigpu.Timeline.of_ranks(launch.call(one_step, 2, name)) for name in drawn
+    }
     seconds = {name: timeline.end - timeline.start for name, timeline in steps.items()}
     for picture, names in PICTURES.items():
         figure = plots.figure(8, 4.6)

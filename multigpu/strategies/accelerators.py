@@ -51,8 +51,8 @@ class Accelerator:
             if count > 1:
                 raise UserError(
                     f"{count} devices were requested, but one process computes on one CPU: "
-                    f"give accelerator='vgpu' for {count} virtual GPUs, "
-                    f"or strategy='ddp' for {count} processes."
+                    f"for {count} virtual GPUs start the script by `multigpu virtual --gpus "
+                    f"{count}`, or give strategy='ddp' for {count} processes."
                 )
             return [torch.device("cpu")]
         if self.kind == "vgpu":

@@ -331,14 +331,12 @@ PROVED = {
     "TF_CNN_MultiGPU": "fit on 2 replicas equals one device",
     "TF_CNN_CustomLoop": "custom loop on 2 replicas equals one device",
     "TF_CNN_MultiNode": "(2 workers on 2 nodes, started by srun)",
-    "PTL_Strategies": "compared with serial: ddp, horovod, bagua:gradient_allreduce",
-    "PTL_Compressed": "ddp equals one process",
-    "PTL_Decentralized": "ddp equals one process",
     "PT_CNN_Elastic": "4 ranks, 1 start, equal a run without a stop",
 }
 STANDALONE = ("SingleGPU", "DataParallel", "ModelParallel", "Pipeline", "DDPSpawn")
 STANDALONE += ("MultiGPU", "HybridParallel")
-TRAINERS = ("PTL_multiGPU", "PTL_NodeBatch", "PTL_Precision")
+TRAINERS = ("PTL_multiGPU", "PTL_Strategies", "PTL_Compressed", "PTL_Decentralized")
+TRAINERS += ("PTL_NodeBatch", "PTL_Precision")
 EACH_STEM = [*(f"PT_CNN_{name}" for name in STANDALONE), *TRAINERS, *PROVED]
 
 

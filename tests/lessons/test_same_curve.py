@@ -19,6 +19,7 @@ ROUTES = {
     "TF_CNN_CustomLoop": ("--devices", 2),
     "TF_CNN_MultiNode": (),
     "PTL_multiGPU": ("--devices", 3),
+    "PTL_Strategies": ("--devices", 3),
     "PTL_Precision": ("--devices", 3),
     "PT_CNN_Scaling": (),
 }

@@ -140,7 +140,7 @@ LITTLE = f"from multigpu.launch import room\nroom.available_memory = lambda: {GI
 @pytest.mark.parametrize(
     ("stem", "flags"),
     [
-        ("PTL_Strategies", ("--strategy", "ddp", "--ranks", 99)),
+        ("PTL_Strategies", ("--strategy", "ddp", "--devices", 99)),
         ("PTL_multiGPU", ("--devices", 99)),
     ],
 )

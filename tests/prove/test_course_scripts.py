@@ -27,6 +27,19 @@ RUNS = {
     "06": (f"{TWO} PT_CNN_HybridParallel.py", {"gpus": 4}),
     "09": (f"{TWO} PTL_multiGPU.py", {"gpus": 2}),
     "09, by itself": ("PTL_multiGPU.py --devices 2", {}),
+    "10": (f"{TWO} PTL_Strategies.py", {}),
+    "10, by itself": ("PTL_Strategies.py --devices 2", {}),
+    "10, dp": ("PTL_Strategies.py --strategy dp --devices 2", {"gpus": 2}),
+    "10, pipeline": (
+        "PTL_Strategies.py --strategy pipeline --devices 2",
+        {"gpus": 2, "reference": "--strategy dp --devices 1"},  # it needs a GPU for each stage
+    ),
+    "10, spawn": ("PTL_Strategies.py --strategy ddp_spawn --devices 2", {}),
+    "10, horovod": (f"{TWO} PTL_Strategies.py --strategy horovod", {}),
+    "10, Bagua": (
+        "PTL_Strategies.py --strategy bagua:gradient_allreduce --devices 2",
+        {"gpus": 2},
+    ),
     "10, ddp2": (f"{NODES} PTL_NodeBatch.py", {"reference": "PTL_NodeBatch.py --serial 2"}),
     "11, 64 bit": ("PTL_Precision.py --precision 64 --devices 2", {}),
     "11, 32 bit, dp": ("PTL_Precision.py --strategy dp --devices 2", {"gpus": 2}),

@@ -319,7 +319,7 @@ def test_lessons_need_torch_scikit_learn_and_matplotlib_alone(stem, tmp_path):
     """No tqdm, typer, rich, PyYAML or tensorboard: not on a machine with a GPU for minutes."""
     program = BLOCKED.format(scripts=str(ROOT / "scripts"))
     path = ROOT / "scripts" / f"{stem}.py"
-    flags = [] if stem != "PTL_Strategies" else ["--strategy", "dp", "--prove"]
+    flags = [] if stem != "PTL_Strategies" else ["--strategy", "dp"]
     done = run_script("-c", program, path, "--epochs", 1, "--out", tmp_path, *flags)
     assert done.returncode == 0, done.stdout
-    assert ("holds" if flags else "epoch 1: loss") in done.stdout
+    assert "epoch 1: loss" in done.stdout

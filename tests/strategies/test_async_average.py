@@ -27,7 +27,6 @@ from ranked import (
 from torch import nn
 
 from multigpu import launch
-from multigpu.comparison import bytes_per_round
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
 
 LR = 0.1
@@ -81,7 +80,7 @@ def standing_still(report: dict) -> None:
         count = algorithm.averaging_rounds
         time.sleep(0.05)
         report["rounds while the lock is held"] = algorithm.averaging_rounds - count
-    report["bytes"] = bytes_per_round(algorithm)
+    report["bytes"] = AsyncModelAverage.bytes_per_round(algorithm)
     wait_for(algorithm, 1)
     algorithm.close()
     algorithm.close()
@@ -271,7 +270,7 @@ def test_a_count_that_begins_within_a_round_contains_whole_rounds():
         algorithm.thread = threading.Thread(target=rounds)
         algorithm.thread.start()
         within_round.wait()
-        assert bytes_per_round(algorithm) == 1000
+        assert AsyncModelAverage.bytes_per_round(algorithm) == 1000
         algorithm.thread.join()
         accepted.close()
 

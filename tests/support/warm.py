@@ -50,7 +50,6 @@ TORCH = (
     "multigpu.metrics",
     "multigpu.proof",
     "multigpu.checkpoint",
-    "multigpu.comparison",
 )
 INTERRUPTED = object()  # the end of a program by Ctrl-C, beside exit codes
 TENSORFLOW = ("multigpu.tf_common", "keras")

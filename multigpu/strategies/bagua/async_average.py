@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from multigpu import wire
 from multigpu.errors import UserError
 from multigpu.strategies.bagua.agreement import Agreement
 from multigpu.strategies.bagua.base import Algorithm, Target
@@ -144,6 +145,20 @@ class AsyncModelAverage(Algorithm):
             self.vote_group = dist.new_group(
                 members, backend="gloo", use_local_synchronization=local
             )
+
+    def bytes_per_round(self) -> float:
+        """Bytes that this rank sends per round, vote included: the mean of three rounds.
+
+        Call it while nothing else is sent. The count begins and ends between two rounds, so it
+        contains only whole rounds. (It can have one vote more or less, which is 50 bytes.)
+        """
+        with self.round_lock:
+            before = wire.bytes_sent()
+            first = self.averaging_rounds
+        while self.averaging_rounds < first + 3 and self.thread.is_alive():
+            time.sleep(0.001)
+        with self.round_lock:
+            return (wire.bytes_sent() - before) / max(1, self.averaging_rounds - first)
 
     def close(self) -> None:
         """End the threads of all ranks. Raises RuntimeError if this rank's thread failed."""
