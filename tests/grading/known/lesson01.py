@@ -230,7 +230,7 @@ def part_ms(names, before, count, clock):
         "one GPU too many",
         "amdahl",
         changed(AMDAHL, (">= times:", "> times:"), ("return n\n", "return n + 1\n")),
-        ("how many GPUs",),
+        ("how many GPUs", "no number is enough"),
     ),
     Known(
         "a formula that is not rounded up",
