@@ -1,15 +1,22 @@
-"""Writes benchmarks/README.md: all measured figures, from the reports in this folder.
+"""Writes benchmarks/README.md and the figures on lessons/virtual.md, from the reports here.
 
     python benchmarks/page.py
 
-A test compares the page with the reports, and README.md's figures with the page.
+A figure on lessons/virtual.md follows a comment that readers do not see: the report, where the
+number is in it, and its format. A test compares both pages with the reports, and README.md's
+figures with benchmarks/README.md.
+
+    <!--= nanogpt.json seconds.step .2f -->0.54 s
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+LESSON = HERE.parent / "lessons" / "virtual.md"
+FIGURE = re.compile(r"(<!--= (\w+)\.json ([\w.]+) (\S+) -->)([-+]?[\d.,]*\d%?)?")
 INTRODUCTION = """\
 # What was measured
 
@@ -138,5 +145,19 @@ def page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def with_figures(text: str) -> str:
+    """A page with its figures, each after the comment that says where it is from."""
+
+    def figure(match: re.Match) -> str:
+        value = report(match[2])
+        for key in match[3].split("."):
+            value = value[int(key) if isinstance(value, list) else key]
+        return f"{match[1]}{value:{match[4]}}"
+
+    return FIGURE.sub(figure, text)
+
+
 if __name__ == "__main__":
     (HERE / "README.md").write_text(page(), encoding="utf-8")
+    lesson = with_figures(LESSON.read_text(encoding="utf-8"))
+    LESSON.write_text(lesson, encoding="utf-8")

@@ -6,7 +6,6 @@ Each command calls one module and prints what it returns.
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -218,30 +217,6 @@ def notebooks_footers() -> None:
 
     for name in footers.write():
         print(f"{name}: updated")
-
-
-@notebooks.command("figures")
-def notebooks_figures(
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the values into the pages.")
-    ] = False,
-) -> None:
-    """Report figures on pages that are not what their notebook or file gives."""
-    from multigpu import notebooks as pairs
-    from multigpu.notebooks import figures
-
-    if write:
-        root = find_root()
-        for name in figures.write(root):
-            print(f"{name}: updated")
-            if name.endswith(".py"):
-                pairs.update_text(Path(name).stem, root)
-        return
-    findings = figures.check()
-    for finding in findings:
-        print(finding)
-    if findings:
-        raise SystemExit(1)
 
 
 @notebooks.command("check")

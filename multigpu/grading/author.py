@@ -10,7 +10,7 @@ from multigpu.exercise.exercise import PRINTED
 from multigpu.files import atomic
 from multigpu.grading.release import EXERCISE, student_notebook
 from multigpu.grading.solution import SOLUTION, Solution, dumps, read, slug_of
-from multigpu.notebooks.running import run_pair
+from multigpu.notebooks.running import run_script
 
 SCRIPT = "solution.py"
 
@@ -33,7 +33,7 @@ def run(lesson: str) -> Solution:
         raise UserError(f"there is no {script.relative_to(root)}: write it first.")
     temporary = folder / f".{SOLUTION}"
     try:
-        run_pair(script, temporary, root)
+        run_script(script, temporary, root)
         solution = read(temporary, folder.name)
         _check_verdicts(solution)
         temporary.replace(folder / SOLUTION)

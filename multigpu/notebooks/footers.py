@@ -1,8 +1,6 @@
-"""The links at the end of pages and notebooks, and the tables of lessons, from one table.
+"""The links at the end of pages, and the tables of lessons, from multigpu.course.LESSONS.
 
-The table is multigpu.course.LESSONS. The footer of a notebook whose source is its script is
-the last cell of the script, with the tag "footer"; the cell after the title says how to run
-it. Those of a source in Markdown are made by source.py.
+source.py makes a notebook's last cell.
 """
 
 import re
@@ -15,11 +13,6 @@ from multigpu.files import atomic
 from multigpu.notebooks import pairing, source
 
 PAGE_FOOTER = "<!-- footer: written by `multigpu notebooks footers` -->"
-CELL = '# %% [markdown] tags=["footer"]'
-HOW_TO_RUN_CELL = '# %% [markdown] tags=["how-to-run"]'
-HOW_TO_RUN = """\
-# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
-# cell, and a click on it shows the code."""
 TABLE = "<!-- lessons: written by `multigpu notebooks footers` -->"
 TABLE_END = "<!-- end of the lessons -->"
 
@@ -27,7 +20,7 @@ TABLE_END = "<!-- end of the lessons -->"
 def write(root: Path | None = None) -> list[str]:
     """Write all footers and tables; return the files that have changed, relative to the root.
 
-    Notebooks take over the text of their scripts (`pairing.update_text`). Raises UserError,
+    Notebooks take over the text of their sources (`pairing.update_text`). Raises UserError,
     with all files written, if a notebook cannot, and if a table's place is missing.
     """
     root = root or find_root()
@@ -38,21 +31,14 @@ def write(root: Path | None = None) -> list[str]:
             with atomic(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
             changed.append(str(path.relative_to(root)))
-            if path.suffix == ".py":
-                problems += _update(path.stem, root)
     for stem in sorted(source.stems(root)):
-        problems += _update(stem, root)
+        try:
+            pairing.update_text(stem, root)
+        except UserError as error:
+            problems.append(str(error))
     if problems:
         raise UserError("\n".join(problems))
     return changed
-
-
-def _update(stem: str, root: Path) -> list[str]:
-    try:
-        pairing.update_text(stem, root)
-    except UserError as error:
-        return [str(error)]
-    return []
 
 
 def expected(root: Path) -> Iterator[tuple[Path, str]]:
@@ -63,17 +49,6 @@ def expected(root: Path) -> Iterator[tuple[Path, str]]:
         page = root / "lessons" / lesson.slug / "README.md"
         body = page.read_text(encoding="utf-8").partition(PAGE_FOOTER)[0].rstrip()
         yield page, f"{body}\n\n{PAGE_FOOTER}\n{_page_footer(LESSONS, place)}\n"
-    for notebook in (one for lesson in LESSONS for one in lesson.notebooks):
-        if source.path_of(notebook.stem, root):
-            continue  # source.read makes the last cell
-        script = root / "scripts" / f"{notebook.stem}.py"
-        text = script.read_text(encoding="utf-8")
-        if "\n# %%" not in text:
-            continue  # a program without cells
-        body = text.partition(f"\n{CELL}")[0].rstrip()
-        links = "\n".join(f"# {line}" for line in source.footer(notebook.stem).splitlines())
-        text = f"{_with_how_to_run(body)}\n\n{CELL}\n{links}\n"
-        yield script, text
 
 
 def _page_footer(lessons: list[Lesson], place: int) -> str:
@@ -90,15 +65,6 @@ def _page_footer(lessons: list[Lesson], place: int) -> str:
         after = lessons[place + 1]
         links.append(f"[{after.name} →](../{after.slug}/README.md)")
     return " · ".join(links)
-
-
-def _with_how_to_run(script: str) -> str:
-    """The script with HOW_TO_RUN as its second cell, after the cell with the title."""
-    start = "\n\n# %%"
-    title, _, rest = script.partition(start)
-    if f"# %%{rest}".startswith(HOW_TO_RUN_CELL):
-        _, _, rest = rest.partition(start)
-    return f"{title}\n\n{HOW_TO_RUN_CELL}\n{HOW_TO_RUN}{start}{rest}"
 
 
 def _front_page_table() -> str:

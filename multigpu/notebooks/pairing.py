@@ -1,11 +1,7 @@
-"""Compare a notebook with its source, and take over the source's prose.
-
-The source is Markdown in the lesson's folder (source.py), or in the older form the script.
-"""
+"""Compare a notebook with its source, and take over the source's prose."""
 
 import difflib
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +14,6 @@ from multigpu.notebooks import cells, source
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-FORMAT = "py:percent"
 DIFF_LINES = 12
 # What a kernel reports, without the version of Python, which differs between machines.
 LANGUAGE = {
@@ -30,15 +25,14 @@ LANGUAGE = {
     "pygments_lexer": "ipython3",
 }
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-HEADER = re.compile(r"\A(#!.*\n)?# ---\n(?:#.*\n)*?# ---\n")
 
 
 def select(stems: Sequence[str], root: Path) -> list[str]:
-    """The given stems; without any, all stems that have a source, a script or a notebook.
+    """The given stems; without any, all stems that have a source or a notebook.
 
-    Raises UserError for a stem that has none of them.
+    Raises UserError for a stem that has neither.
     """
-    known = {path.stem for path in (root / "scripts").glob("*.py")} | source.stems(root)
+    known = source.stems(root)
     known |= {
         path.stem
         for path in (root / "notebooks").glob("*.ipynb")
@@ -48,7 +42,7 @@ def select(stems: Sequence[str], root: Path) -> list[str]:
         if stem not in known:
             similar = difflib.get_close_matches(stem, known, n=3, cutoff=0.4) or sorted(known)
             suggestion = " or ".join(similar) or "another folder"
-            raise UserError(f"there is no scripts/{stem}.py: did you mean {suggestion}?")
+            raise UserError(f"there is no notebook {stem}: did you mean {suggestion}?")
     return list(dict.fromkeys(stems)) or sorted(known)
 
 
@@ -66,49 +60,27 @@ def check(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
 def _check_pair(stem: str, root: Path) -> list[str]:
     import nbformat
 
-    script = root / "scripts" / f"{stem}.py"
     path = root / "notebooks" / f"{stem}.ipynb"
     name = f"notebooks/{stem}.ipynb"
     fix = f"(multigpu notebooks run {stem})"
-    markdown = source.path_of(stem, root)
-    if not markdown and not script.is_file():
-        return [no_script(stem)]
+    try:
+        markdown = source.path_of(stem, root)
+        expected = source.read(markdown, root)
+    except UserError as error:
+        return [str(error)]
+    origin = markdown.relative_to(root)
     if not path.is_file():
-        return [f"{(markdown or script).relative_to(root)} has no notebook {fix}"]
+        return [f"{origin} has no notebook {fix}"]
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
     except Exception as error:
         # A damaged file can make nbformat raise any exception.
         return [f"{name} cannot be read: {cells.first_line(error)} {fix}"]
-    try:
-        if markdown:
-            expected = source.read(markdown, root)
-        else:
-            text, as_notebook = read_script(script)
-    except UserError as error:
-        return [str(error)]
-    findings = []
-    if markdown:
-        origin = markdown.relative_to(root)
-        findings += [f"{origin} {problem}" for problem in source.form_problems(expected)]
-        if diff := _diff(_text_of(notebook), _text_of(expected), "source"):
-            findings.append(f"{name} does not match {origin} {fix}{diff}")
-    elif diff := _differences(text, as_notebook, as_notebook):
-        # Running the script does not fix this.
-        findings.append(
-            f"scripts/{stem}.py changes when it is converted to a notebook and back: "
-            f"is a cell tagged active-ipynb, or a magic, not commented out?{diff}"
-        )
-    elif diff := _differences(text, as_notebook, notebook):
-        findings.append(f"{name} does not match scripts/{stem}.py {fix}{diff}")
+    findings = [f"{origin} {problem}" for problem in source.form_problems(expected)]
+    if diff := _diff(_text_of(notebook), _text_of(expected)):
+        findings.append(f"{name} does not match {origin} {fix}{diff}")
     return findings + [f"{name}: {finding} {fix}" for finding in _check_execution(notebook)]
-
-
-def no_script(stem: str) -> str:
-    """The finding that a notebook has no script."""
-    notebook = f"notebooks/{stem}.ipynb"
-    return f"{notebook} has no script: write scripts/{stem}.py, or delete the notebook"
 
 
 def _check_execution(notebook: "NotebookNode") -> list[str]:
@@ -156,43 +128,16 @@ def _check_outputs(notebook: "NotebookNode") -> list[str]:
 # ---- the text of a pair ---------------------------------------------------------------------
 
 
-def read_script(script: Path) -> tuple[str, "NotebookNode"]:
-    """A script's text, and the notebook that jupytext reads from it.
-
-    Raises UserError if it cannot be read.
-    """
-    import jupytext
-
-    try:
-        text = script.read_text(encoding="utf-8")
-        return text, jupytext.reads(text, FORMAT)
-    except Exception as error:
-        # Each kind of damage raises a different exception: not UTF-8, a broken header, …
-        raise UserError(
-            f"scripts/{script.name} cannot be read as a notebook: {cells.first_line(error)}"
-        ) from None
-
-
 def from_stem(stem: str, root: Path) -> "NotebookNode":
     """The notebook of a stem without outputs, with the metadata that a stored one has.
 
     Raises UserError if the stem has no source, or one that cannot be read.
     """
-    script = root / "scripts" / f"{stem}.py"
-    if markdown := source.path_of(stem, root):
-        return _with_kernel(source.read(markdown, root))
-    if not script.is_file():
-        raise UserError(f"{no_script(stem)}.")
-    return from_script(script)
+    return with_kernel(source.read(source.path_of(stem, root), root))
 
 
-def from_script(script: Path) -> "NotebookNode":
-    """The script as a notebook without outputs, with the metadata that a stored one has."""
-    _, notebook = read_script(script)
-    return _with_kernel(notebook)
-
-
-def _with_kernel(notebook: "NotebookNode") -> "NotebookNode":
+def with_kernel(notebook: "NotebookNode") -> "NotebookNode":
+    """The notebook with a stored one's metadata, without jupytext's."""
     kept = {key: value for key, value in notebook.metadata.items() if key != "jupytext"}
     kernel = {"kernelspec": KERNEL, "language_info": LANGUAGE}
     notebook.metadata = type(notebook)(kept | kernel)
@@ -202,7 +147,7 @@ def _with_kernel(notebook: "NotebookNode") -> "NotebookNode":
 def write(notebook: "NotebookNode", path: Path) -> None:
     """Write a notebook atomically, without what differs from run to run.
 
-    A new run of a script then changes only the outputs.
+    A new run then changes only the outputs.
     """
     import nbformat
 
@@ -223,7 +168,7 @@ def update_text(stem: str, root: Path | None = None) -> bool:
     """Take over the prose and the cells' tags of a notebook's source without running it.
 
     The notebook keeps its outputs. Returns whether the notebook has changed. Raises UserError
-    if a code cell has changed, because its output may then be another, and if the script or
+    if a code cell has changed, because its output may then be another, and if the source or
     the notebook cannot be read.
     """
     import nbformat
@@ -254,20 +199,6 @@ def update_text(stem: str, root: Path | None = None) -> bool:
     return path.read_text(encoding="utf-8") != before
 
 
-def _differences(text: str, as_notebook: "NotebookNode", notebook: "NotebookNode") -> str:
-    """A diff of the script and the script that jupytext makes of the notebook; "" if equal.
-
-    `as_notebook` is the script read as a notebook. Its metadata has jupytext's options; the
-    notebook's metadata lacks them. Comparing texts, not cells, also finds a cell tagged
-    active-ipynb that is not commented out in the script.
-    """
-    import jupytext
-
-    copy = notebook.copy()
-    copy.metadata = as_notebook.metadata
-    return _diff(_lines(jupytext.writes(copy, FORMAT)), _lines(text), "script")
-
-
 def _text_of(notebook: "NotebookNode") -> list[str]:
     """The lines of a notebook's cells, each after its kind, tags and program."""
     lines = []
@@ -278,21 +209,9 @@ def _text_of(notebook: "NotebookNode") -> list[str]:
     return lines
 
 
-def _diff(stored: list[str], wanted: list[str], origin: str) -> str:
+def _diff(stored: list[str], wanted: list[str]) -> str:
     """A diff from a stored notebook's lines to those of its source; "" if they are equal."""
-    diff = list(difflib.unified_diff(stored, wanted, "notebook", origin, lineterm="", n=1))
+    diff = list(difflib.unified_diff(stored, wanted, "notebook", "source", lineterm="", n=1))
     if len(diff) > DIFF_LINES:
         diff[DIFF_LINES:] = [f"… {len(diff) - DIFF_LINES} more lines"]
     return "".join(f"\n    {line}" for line in diff)
-
-
-def _lines(text: str) -> list[str]:
-    """The lines to compare: without the header, and without blank lines around a cell."""
-    lines = []
-    for line in HEADER.sub(r"\1", text).strip().splitlines():
-        if line.startswith("# %%"):
-            while lines and not lines[-1].strip():
-                lines.pop()
-        if line.strip() or (lines and not lines[-1].startswith("# %%")):
-            lines.append(line)
-    return lines

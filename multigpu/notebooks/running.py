@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multigpu.course import find_root
+from multigpu.errors import UserError
 from multigpu.notebooks import cells, pairing, source
 
 if TYPE_CHECKING:
@@ -30,20 +31,29 @@ def run(stem: str, root: Path | None = None) -> list[str]:
     root = root or find_root()
     target = root / "notebooks" / f"{stem}.ipynb"
     notebook = pairing.from_stem(stem, root)
-    origin = source.path_of(stem, root) or root / "scripts" / f"{stem}.py"
     target.parent.mkdir(exist_ok=True)
-    return _run(notebook, origin, target, root)
+    return _run(notebook, source.path_of(stem, root), target, root)
 
 
-def run_pair(script: Path, target: Path, root: Path) -> list[str]:
-    """Execute a script in a new kernel; store it with its outputs as the notebook `target`.
+def run_script(script: Path, target: Path, root: Path) -> list[str]:
+    """Execute an exercise's script, in jupytext's percent format; store it as `target`.
 
     Returns remarks on the outputs, one sentence each. The notebook is written only if every
     cell succeeds. A `!command` that fails is an error too; a command that should fail ends
     with `|| true`. Raises CellFailed if a cell fails, and UserError if the script cannot be
     read.
     """
-    return _run(pairing.from_script(script), script, target, root)
+    import jupytext
+
+    try:
+        notebook = jupytext.reads(script.read_text(encoding="utf-8"), "py:percent")
+    except Exception as error:
+        # Each kind of damage raises a different exception: not UTF-8, a broken header, …
+        raise UserError(
+            f"{script.relative_to(root)} cannot be read as a notebook: "
+            f"{cells.first_line(error)}"
+        ) from None
+    return _run(pairing.with_kernel(notebook), script, target, root)
 
 
 def _run(notebook: "NotebookNode", origin: Path, target: Path, root: Path) -> list[str]:

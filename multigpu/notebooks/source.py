@@ -33,14 +33,19 @@ MOST_FIRST_LINES = 5
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#\s])")
 
 
-def path_of(stem: str, root: Path) -> Path | None:
-    """The source of notebooks/STEM.ipynb; None if the lesson's script is its source."""
+def path_of(stem: str, root: Path) -> Path:
+    """The source of notebooks/STEM.ipynb. Raises UserError if there is none."""
     found = sorted((root / "lessons").glob(f"[0-9]*/{stem}.md"))
-    return found[0] if found else None
+    if not found:
+        raise UserError(
+            f"notebooks/{stem}.ipynb has no source: write lessons/NN-slug/{stem}.md, or "
+            f"delete the notebook."
+        )
+    return found[0]
 
 
 def stems(root: Path) -> set[str]:
-    """The stems of all notebooks that have a source in Markdown."""
+    """The stems of all notebooks that have a source."""
     paths = (root / "lessons").glob("[0-9]*/[A-Z]*.md")
     return {path.stem for path in paths if path.name != "README.md"}
 

@@ -28,6 +28,11 @@ def test_figures_are_those_of_the_reports():
     made = run(sys.executable, "-c", "import page; print(page.page(), end='')", cwd=BENCHMARKS)
     page = (BENCHMARKS / "README.md").read_text()
     assert made.stdout == page, "python benchmarks/page.py"
+    lesson = (ROOT / "lessons" / "virtual.md").read_text()
+    code = "import page; print(page.with_figures(page.LESSON.read_text()), end='')"
+    made = run(sys.executable, "-c", code, cwd=BENCHMARKS)
+    assert made.stdout == lesson, "python benchmarks/page.py"
+    assert lesson.count("<!--= ") > 5
     figures = README.partition("## Five figures")[2].partition("\n\n")[0]
     numbers = re.findall(r"\d[\d,.]*[×%]|\b\d+ of \d+", figures)
     assert len(numbers) == 6

@@ -1,4 +1,4 @@
-"""`notebooks check` reports every difference between notebook and script; `run` removes it."""
+"""`notebooks check` reports every difference between notebook and source; `run` removes it."""
 
 import os
 import re
@@ -12,66 +12,67 @@ from commands import ROOT
 
 from multigpu import notebooks
 from multigpu.errors import UserError
-from multigpu.notebooks import cells, running, source
+from multigpu.notebooks import cells, running
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """\
-# ---
-# jupyter:
-#   jupytext:
-#     formats: notebooks//ipynb,scripts//py:percent
-# ---
+SOURCE = r"""# A lesson
 
-# %% [markdown]
-# # A lesson
-#
-# With two paragraphs.
+With two paragraphs.
 
-# %%
+```python
 import os
 
 
 def double(x):
     return 2 * x
+```
 
+```python
+# explore
+print("twice 21 is", double(21))
+```
 
-# %% tags=["active-ipynb"]
-# # explore
-# print("twice 21 is", double(21))
-
-# %%
-# !printf 'from %s\\\\n' "$(basename "$PWD")" \\\\
-#     && dirname "$(command -v python)"
+```python
+!printf 'from %s\n' "$(basename "$PWD")" \
+    && dirname "$(command -v python)"
 print("PYTEST_CURRENT_TEST" in os.environ)
+```
 
-# %% tags=["raises-exception"]
+```python tags=["raises-exception"]
 1 / 0
+```
 
-# %% tags=["nbval-raises-exception"]
+```python tags=["nbval-raises-exception"]
 raise KeyError("announced")
+```
 
-# %%
+```python
 
-# %% tags=["active-py"]
-if __name__ == "__main__":
-    print(double(4))
-""".replace("\\\\", "\\")
+```
+"""
+PAGE = "lessons/01-x"
 
 
-def folder(at: Path, **scripts: str) -> Path:
-    (at / "scripts").mkdir(exist_ok=True)
-    (at / "notebooks").mkdir(exist_ok=True)
+def folder(at: Path, **sources: str) -> Path:
+    (at / PAGE).mkdir(parents=True, exist_ok=True)
+    for name in ("notebooks", "scripts"):
+        (at / name).mkdir(exist_ok=True)
     (at / "pyproject.toml").touch()
-    for stem, text in scripts.items():
-        (at / "scripts" / f"{stem}.py").write_text(text)
+    for stem, text in sources.items():
+        (at / PAGE / f"{stem}.md").write_text(text)
     return at
+
+
+def fences(*sources: str) -> str:
+    """A source with these cells."""
+    return "\n".join(f"```python\n{text}\n```\n" for text in sources)
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory) -> str:
-    """The notebook of SCRIPT, made once."""
-    root = folder(tmp_path_factory.mktemp("stored"), A=SCRIPT)
+    """The notebook of SOURCE, made once."""
+    root = folder(tmp_path_factory.mktemp("stored"), A=SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         # as if the environment were not activated
         patch.setenv("PATH", "/usr/bin:/bin")
@@ -81,7 +82,7 @@ def stored(tmp_path_factory) -> str:
 
 @pytest.fixture
 def pair(tmp_path, stored) -> Path:
-    root = folder(tmp_path, A=SCRIPT)
+    root = folder(tmp_path, A=SOURCE)
     (root / "notebooks" / "A.ipynb").write_text(stored)
     return root
 
@@ -93,7 +94,7 @@ def edit(root: Path, change) -> None:
     nbformat.write(notebook, path)
 
 
-def test_the_courses_notebooks_match_their_scripts():
+def test_the_courses_notebooks_match_their_sources():
     assert notebooks.check(root=ROOT) == []
 
 
@@ -102,8 +103,10 @@ def test_the_courses_notebooks_match_their_scripts():
 )
 def test_no_cell_prints_a_line_that_a_browser_breaks(path):
     printed = cells.printed(nbformat.read(path, as_version=4))
-    # A proof's line is as long as its numbers; it is broken once, at its end.
-    lines = [line for line in printed.splitlines() if not line.startswith("proof: ")]
+    # The lines that end a proof are as long as their numbers.
+    lines = [
+        each for each in printed.splitlines() if not each.startswith(("proof: ", "to do: "))
+    ]
     assert [line for line in lines if len(line) > 95] == []
 
 
@@ -130,25 +133,6 @@ def lists_in_sentences(path):
             before = line
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
-        if source.path_of(path.stem, ROOT) is None
-    ],
-    ids=lambda path: path.stem,
-)
-def test_what_is_not_read_in_the_lesson_is_folded(path):
-    """The imports, the flags, `main` and the cell that starts the script."""
-    begins = r"^(import argparse|def parse\(|def main\(|if __name__ ==)"
-    dull = re.compile(begins, re.MULTILINE)
-    found = [c for c in nbformat.read(path, as_version=4).cells if dull.search(c.source)]
-    assert len(found) >= 4
-    shown = [c for c in found if not c.metadata.get("jupyter", {}).get("source_hidden")]
-    assert [cell.source.splitlines()[0] for cell in shown] == []
-
-
 # ---- run ------------------------------------------------------------------------------------
 
 
@@ -157,13 +141,13 @@ def test_run_makes_a_notebook_that_matches(pair, stored):
     notebook = nbformat.reads(stored, as_version=4)
     nbformat.validate(notebook)
     kinds = [cell.cell_type for cell in notebook.cells]
-    assert kinds == ["markdown", "code", "code", "code", "code", "code", "code", "raw"]
+    assert kinds == ["markdown", *["code"] * 6]
     assert notebook.cells[2].source == '# explore\nprint("twice 21 is", double(21))'
     assert notebook.cells[2].outputs[0].text == "twice 21 is 42\n"
     shell = notebook.cells[3].outputs[0].text.replace("\r", "").splitlines()
     assert shell == ["from notebooks", str(Path(sys.executable).parent), "False"]
     counts = [cell.get("execution_count") for cell in notebook.cells]
-    assert counts == [None, 1, 2, 3, 4, 5, None, None]
+    assert counts == [None, 1, 2, 3, 4, 5, None]
 
 
 def test_run_again_changes_nothing(pair, stored):
@@ -173,9 +157,8 @@ def test_run_again_changes_nothing(pair, stored):
     assert os.listdir(pair / "notebooks") == ["A.ipynb"]
 
 
-def test_run_updates_the_notebook_of_a_changed_script(pair):
-    script = pair / "scripts" / "A.py"
-    script.write_text(SCRIPT.replace("twice 21", "two times 21"))
+def test_run_updates_the_notebook_of_a_changed_source(pair):
+    (pair / PAGE / "A.md").write_text(SOURCE.replace("twice 21", "two times 21"))
     assert "does not match" in notebooks.check(root=pair)[0]
     notebooks.run("A", pair)
     assert notebooks.check(root=pair) == []
@@ -188,7 +171,7 @@ def test_run_updates_the_notebook_of_a_changed_script(pair):
             "values = []\nvalues[3]",
             ["In [2]", "values = []", "IndexError: list index out of range"],
         ),
-        ("# !echo the cause; exit 3", ["In [2]", "the cause", "non-zero exit status 3"]),
+        ("!echo the cause; exit 3", ["In [2]", "the cause", "non-zero exit status 3"]),
         ("import os\nos._exit(1)", ["In [2]", "the kernel died"]),
         ("import time\ntime.sleep(60)", ["In [2]", "still running after 4 s"]),
         ("input()", ["In [2]", "StdinNotImplementedError"]),
@@ -196,7 +179,7 @@ def test_run_updates_the_notebook_of_a_changed_script(pair):
 )
 def test_run_leaves_the_old_notebook_if_a_cell_fails(tmp_path, monkeypatch, cell, facts):
     monkeypatch.setattr(running, "SECONDS_PER_CELL", 4 if "sleep" in cell else 30)
-    root = folder(tmp_path, A=f"# %%\nprint(1)\n\n# %%\n{cell}\n")
+    root = folder(tmp_path, A=fences("print(1)", cell))
     old = root / "notebooks" / "A.ipynb"
     old.write_text("the old one")
     with pytest.raises(notebooks.CellFailed) as failure:
@@ -208,20 +191,20 @@ def test_run_leaves_the_old_notebook_if_a_cell_fails(tmp_path, monkeypatch, cell
 
 
 def test_run_reports_this_machines_path(tmp_path):
-    root = folder(tmp_path, A="# %%\nimport os\nprint(os.getcwd())\n")
+    root = folder(tmp_path, A=fences("import os\nprint(os.getcwd())"))
     assert [remark[:6] for remark in notebooks.run("A", root)] == ["In [1]"]
 
 
 def test_equal_cells_get_different_ids(tmp_path):
-    root = folder(tmp_path, A="# %%\nprint(1)\n\n# %%\nprint(1)\n")
+    root = folder(tmp_path, A=fences("print(1)", "print(1)"))
     notebooks.run("A", root)
     assert notebooks.check(root=root) == []
 
 
-def test_run_explains_an_unreadable_script(tmp_path):
+def test_run_explains_an_unreadable_source(tmp_path):
     root = folder(tmp_path, A="")
-    (root / "scripts" / "A.py").write_bytes(b"# %%\nx = '\xff'\n")
-    with pytest.raises(UserError, match=r"scripts/A\.py cannot be read"):
+    (root / PAGE / "A.md").write_bytes(b"```python\nx = '\xff'\n```\n")
+    with pytest.raises(UserError, match=r"A\.md cannot be read"):
         notebooks.run("A", root)
 
 
@@ -241,8 +224,8 @@ def only(findings: list[str], *facts: str) -> None:
         assert fact in findings[0]
 
 
-def test_a_changed_script(pair):
-    (pair / "scripts" / "A.py").write_text(SCRIPT.replace("return 2 * x", "return x + x"))
+def test_a_changed_source(pair):
+    (pair / PAGE / "A.md").write_text(SOURCE.replace("return 2 * x", "return x + x"))
     only(
         notebooks.check(root=pair), "does not match", "-    return 2 * x", "+    return x + x"
     )
@@ -250,7 +233,7 @@ def test_a_changed_script(pair):
 
 def test_a_changed_notebook(pair):
     edit(pair, lambda n: n.cells[0].update(source="# Another lesson"))
-    only(notebooks.check(root=pair), "does not match", "-# # Another lesson")
+    only(notebooks.check(root=pair), "does not match", "-# Another lesson")
 
 
 @pytest.mark.parametrize("cell", [0, 1])
@@ -261,15 +244,6 @@ def test_a_lost_blank_line_within_a_cell(pair, cell):
         lambda n: n.cells[cell].update(source=n.cells[cell].source.replace("\n\n", "\n", 1)),
     )
     only(notebooks.check(root=pair), "does not match")
-
-
-def test_blank_lines_between_cells_do_not_count(pair):
-    """ruff leaves two of them after a function, jupytext sometimes one."""
-    for blank in ("\n\n", "\n\n\n"):
-        header, first, rest = SCRIPT.partition("# %%")
-        rest = re.sub(r"\n+# %%", f"{blank}# %%", rest)
-        (pair / "scripts" / "A.py").write_text(header + first + rest)
-        assert notebooks.check(root=pair) == []
 
 
 def test_two_cells_swapped(pair):
@@ -324,32 +298,14 @@ def test_a_comment_for_nbval(pair):
     assert "In [2]" in findings[1] and "nbval-skip" in findings[1]
 
 
-def test_a_tag_changed_to_active_ipynb(pair):
-    """The script would then run code that is for the notebook only."""
-    script = pair / "scripts" / "A.py"
-    script.write_text(SCRIPT.replace('# # explore\n# print("twice', '# explore\nprint("twice'))
-    only(
-        notebooks.check(root=pair),
-        "scripts/A.py changes",
-        '-# print("twice 21',
-        '+print("twice 21',
-    )
-
-
-def test_a_magic_not_commented_out(pair):
-    script = pair / "scripts" / "A.py"
-    script.write_text(SCRIPT.replace("import os\n", "%pwd\nimport os\n"))
-    assert "scripts/A.py changes" in notebooks.check(root=pair)[0]
-
-
-def test_a_script_or_a_notebook_alone(pair):
-    (pair / "scripts" / "B.py").write_text(SCRIPT)
+def test_a_source_or_a_notebook_alone(pair):
+    (pair / PAGE / "B.md").write_text(SOURCE)
     (pair / "notebooks" / "A.ipynb").rename(pair / "notebooks" / "C.ipynb")
     first, second, third = notebooks.check(root=pair)
-    assert "scripts/A.py has no notebook" in first
-    assert "scripts/B.py has no notebook" in second
-    assert "notebooks/C.ipynb has no script" in third
-    with pytest.raises(UserError, match="has no script"):
+    assert "01-x/A.md has no notebook" in first
+    assert "01-x/B.md has no notebook" in second
+    assert "notebooks/C.ipynb has no source" in third
+    with pytest.raises(UserError, match="has no source"):
         notebooks.run("C", pair)
 
 
@@ -384,7 +340,7 @@ def test_a_notebook_that_the_command_did_not_make(pair):
 def test_a_guess_cell_that_is_more_than_guesses(pair, source, fact):
     def change(notebook):
         notebook.cells[2].update(source=source)
-        notebook.cells[2].metadata.tags = ["active-ipynb", "guess"]
+        notebook.cells[2].metadata.tags = ["guess"]
 
     edit(pair, change)
     findings = notebooks.check(root=pair)
@@ -396,10 +352,8 @@ def test_a_guess_cell_that_is_more_than_guesses(pair, source, fact):
 
 
 def test_prose_is_taken_over_and_outputs_stay(pair, stored):
-    script = pair / "scripts" / "A.py"
-    new = SCRIPT.replace("# A lesson", "# A better lesson") + "\n# %% [markdown]\n# The end.\n"
-    script.write_text(
-        new.replace("# %%\nimport os", '# %% jupyter={"source_hidden": true}\nimport os')
+    (pair / PAGE / "A.md").write_text(
+        f"{SOURCE.replace('A lesson', 'A better lesson')}\nEnd.\n"
     )
     assert notebooks.check(root=pair) != []
     assert notebooks.update_text("A", pair)
@@ -410,12 +364,12 @@ def test_prose_is_taken_over_and_outputs_stay(pair, stored):
         c.outputs for c in before.cells if c.cell_type == "code"
     ]
     assert now.cells[0].source.startswith("# A better lesson")
-    assert now.cells[1].metadata.jupyter == {"source_hidden": True}
+    assert now.cells[-1].source == "End."
     assert not notebooks.update_text("A", pair)
 
 
 def test_changed_code_must_run(pair, stored):
-    (pair / "scripts" / "A.py").write_text(SCRIPT.replace("twice 21", "two times 21"))
+    (pair / PAGE / "A.md").write_text(SOURCE.replace("twice 21", "two times 21"))
     with pytest.raises(UserError, match="multigpu notebooks run A"):
         notebooks.update_text("A", pair)
     assert (pair / "notebooks" / "A.ipynb").read_text() == stored
@@ -438,18 +392,19 @@ def multigpu(root: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_the_command(pair):
+    assert multigpu(pair, "claims").returncode == 0
     # from a folder below the course's
     done = multigpu(pair / "notebooks", "check")
     assert (done.returncode, done.stderr) == (0, "")
-    (pair / "scripts" / "A.py").write_text("# %%\n1 / 0\n")
+    (pair / PAGE / "A.md").write_text(fences("1 / 0"))
     done = multigpu(pair, "check", "A")
     assert done.returncode == 1
     finding = done.stdout.splitlines()[0]
-    for fact in ("notebooks/A.ipynb", "scripts/A.py", "(multigpu notebooks run A)"):
+    for fact in ("notebooks/A.ipynb", "01-x/A.md", "(multigpu notebooks run A)"):
         assert fact in finding
     done = multigpu(pair, "run")
     assert done.returncode == 1
-    assert "scripts/A.py: In [1] failed" in done.stderr and "Traceback" not in done.stderr
+    assert "01-x/A.md: In [1] failed" in done.stderr and "Traceback" not in done.stderr
     done = multigpu(pair, "run", "a")
     assert done.returncode == 2 and done.stderr.startswith("error: ")
-    assert "no scripts/a.py" in done.stderr and "did you mean A?" in done.stderr
+    assert "no notebook a" in done.stderr and "did you mean A?" in done.stderr
