@@ -38,7 +38,7 @@ help:
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
 	@echo "make test-grading  grade answers with known scores, and answers without work, all lessons"
 	@echo "make test-attacks  grade submissions that attack the grader, and write a report"
-	@echo "make test-faults  kill an elastic run 110 times; N=200 writes the report that lesson 12 quotes"
+	@echo "make test-faults  kill an elastic run 110 times; N=200 writes the report that README.md quotes"
 	@echo "make test-jobs   stop jobs of a real Slurm in each way that a cluster has, and run jobs on virtual GPUs"
 	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
 	@echo "make test-outside FROM=folder  run public CUDA scripts, from checkouts of them, under multigpu virtual"

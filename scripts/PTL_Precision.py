@@ -6,7 +6,8 @@
     sbatch slurm/PTL_Precision.slurm                                on a node of a cluster
 
 16 and bf16 are mixed: the Trainer opens autocast, and for 16 it scales the loss. The classes
-do not mention precision. bf16 needs an A100 or a newer GPU, or the CPU.
+do not mention precision. bf16 needs an A100 or a newer GPU, or the CPU. The script needs
+multigpu: Lightning 2 does not call training_step_end.
 """
 
 import argparse

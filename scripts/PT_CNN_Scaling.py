@@ -120,7 +120,10 @@ def train_epoch(ddp, optimizer, loader, device):
 def accuracy(model, test, device):
     """The share of the test images that the model names correctly."""
     images, labels = test.tensors
-    return (model(images.to(device)).argmax(1).cpu() == labels).double().mean().item()
+    model.eval()
+    hits = model(images.to(device)).argmax(1).cpu() == labels
+    model.train()
+    return hits.double().mean().item()
 
 
 def main():

@@ -38,6 +38,7 @@ def cnn(shape, seed):
             layers.Dense(10),
         ]
     )
+    # With other layers, leave this out, and call tf.keras.utils.set_random_seed(seed) first.
     model.set_weights(tf_common.first_weights(shape, seed))
     return model
 

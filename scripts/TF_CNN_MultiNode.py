@@ -5,7 +5,8 @@
 
 A worker is one process. The workers of a machine share its GPUs, or compute on its CPU. If
 TF_CONFIG is set, it says where the workers are, else torchrun, srun or mpirun does. --prove
-compares with one device; --resume results/TF_CNN_MultiNode/ckpt-3 continues after epoch 3.
+compares with one device. After --epochs 3, --resume OUT/ckpt-3 continues; the two newest
+checkpoints are kept.
 To begin your own work, copy this file. `multigpu` gives it the course's data and first
 weights, makes TF_CONFIG, and proves the result.
 """
@@ -44,6 +45,7 @@ def cnn(shape, seed):
             layers.Dense(10),
         ]
     )
+    # With other layers, leave this out, and call tf.keras.utils.set_random_seed(seed) first.
     model.set_weights(tf_common.first_weights(shape, seed))
     return model
 

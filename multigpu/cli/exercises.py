@@ -166,7 +166,7 @@ def grade(
     if unsafe_no_sandbox:
         warn("no sandbox: a submission can read, change and delete all your files.")
     announce("the solution runs first, unless it has been checked already")
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _interrupt)
     with _Progress() as progress:

@@ -238,13 +238,11 @@ def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
 
 
 def _own_proc(libc: ctypes.CDLL) -> None:
-    """A /proc of this namespace's processes; where the kernel refuses one, next to nothing.
+    """A /proc with cpuinfo and meminfo alone.
 
-    It refuses a new one where the old one has covers, as in a container. The old one shows the
-    other ranks, and the processes of the check before.
+    The old one shows the other ranks, and the processes of the check before. A new one would
+    need rights in the fork server's user namespace, which owns the namespace of processes.
     """
-    if libc.mount(b"proc", b"/proc", b"proc", 14, None) == 0:
-        return
     folder = "/tmp/.proc"
     os.mkdir(folder)
     # 14: no set-uid files, no devices, no programs

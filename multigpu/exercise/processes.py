@@ -35,9 +35,9 @@ def family(pid: int) -> Iterator[Path]:
 
 
 def kill(pid: int) -> None:
-    """Kill the process and its descendants."""
-    for folder in list(family(pid)):
-        with suppress(ProcessLookupError):
+    """Kill the descendants of the process, and then itself: it may be the one that asks."""
+    for folder in reversed(list(family(pid))):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(int(folder.name), signal.SIGKILL)
 
 

@@ -57,6 +57,7 @@ SOL_SOCKET = 1
 BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and both as FORCE
 MMAP = (9, 222)
 SOCKET = (41, 198)
+SOCKETPAIR = (53, 199)
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -107,6 +108,7 @@ def program(machine: str) -> bytes:
         (LOAD, FOURTH_ARGUMENT, 0, 0),
         (JUMP_IF_ANY_BIT, MAP_SHARED, 0, "allow"),
         (JUMP_IF_ANY_BIT, MAP_ANONYMOUS, "refuse", "allow"),
+        (JUMP_IF_EQUAL, SOCKETPAIR[column], 1, 0),
         (JUMP_IF_EQUAL, SOCKET[column], 0, len(FAMILIES) + 2),
         (LOAD, FIRST_ARGUMENT, 0, 0),
         *((JUMP_IF_EQUAL, family, "allow", 0) for family in FAMILIES),

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from multigpu.errors import UserError
+from multigpu.exercise import processes
 from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.hub import Hub
 from multigpu.exercise.plain import NotPlain
@@ -195,11 +195,14 @@ class Session:
 
 
 def waited_for_a_core(pid: int) -> float:
-    """Seconds in which the process's main thread could run and had no core; 0 if unknown.
+    """Seconds in which a thread of the process could run and had no core, at most.
 
-    The second number of /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst).
+    Its children's threads count, too; 0 if unknown. The second number of schedstat
+    (Documentation/scheduler/sched-stats.rst).
     """
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    longest = 0.0
+    for folder in processes.family(pid):
+        for file in folder.glob("task/*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):
+                longest = max(longest, int(file.read_text().split()[1]) * 1e-9)
+    return longest

@@ -79,7 +79,9 @@ class Given:
 
     def keep(self) -> None:
         """Note what there is now."""
-        self.kept = {name: _marks(value) for name, value in self.names.items()}
+        # An answer's docstring becomes the module's.
+        own = {name for name in self.names if not name.startswith("__")}
+        self.kept = {name: _marks(self.names[name]) for name in own}
 
     def check(self) -> None:
         """Raise GivenChanged if something is not what it was."""

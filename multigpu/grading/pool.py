@@ -52,7 +52,7 @@ class Job:
 
     def run(self, id: str, notebook: Path) -> list[dict[str, Any]] | None:
         """The outcome of each cell; None if the process ended, or did not answer in time."""
-        watch = threading.Timer(self._seconds, self._process.kill)
+        watch = threading.Timer(self._seconds, processes.kill, [self._process.pid])
         watch.daemon = True
         watch.start()
         try:
@@ -68,7 +68,7 @@ class Job:
 
     def close(self, now: bool = False) -> None:
         """End the process and its kernel."""
-        if now:
+        if now and self._process.poll() is None:  # a number that was waited for is another's
             processes.kill(self._process.pid)
         with suppress(OSError):  # of what was not yet written
             self._process.stdin.close()
@@ -88,6 +88,7 @@ class Pool:
         self.seconds_per_check = seconds_per_check
         self._idle: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._all: list[Job] = []
+        self._closed = False
         for _ in range(jobs):
             self._idle.put(None)  # a job starts when it is needed
 
@@ -95,6 +96,7 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True  # who waits for a job that ends now must not start another one
         for job in self._all:
             job.close(now=True)
 
@@ -118,6 +120,8 @@ class Pool:
                 try:
                     id, notebook = waiting.get_nowait()
                 except queue.Empty:
+                    break
+                if self._closed:
                     break
                 if job is None:
                     try:

@@ -12,7 +12,7 @@ def lines(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
     old = {one.student: one for one in before}
     new = {one.student: one for one in after}
     found = []
-    for student in [*new, *(old.keys() - new.keys())]:
+    for student in [*new, *sorted(old.keys() - new.keys())]:
         for what, was, now, why in _of_student(old.get(student), new.get(student)):
             found.append(one_line(f"{student}: {what}: {was} -> {now}: {why}"))
     return found or ["nothing changed"]

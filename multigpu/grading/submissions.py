@@ -79,8 +79,8 @@ def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
         for student in sorted(chosen, key=lambda name: (name.casefold(), name)):
             one = chosen[student]
             submissions.append(_read(one, by_student[student], limits))
-        _refuse_doubles(submissions)
-    return Found(submissions, tree.notes + ignored)
+        doubles = _refuse_doubles(submissions)
+    return Found(submissions, tree.notes + ignored + doubles)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
@@ -124,19 +124,24 @@ def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submissio
     return submission
 
 
-def _refuse_doubles(submissions: list[Submission]) -> None:
-    """Give a problem to those who have one account: nobody gets another student's points."""
+def _refuse_doubles(submissions: list[Submission]) -> list[str]:
+    """Give a problem to those who have one account: nobody gets another student's points.
+
+    Returns notes with their names, which the students do not see.
+    """
+    notes = []
     by_account: dict[Account, list[Submission]] = {}
     for one in submissions:
         if one.account is not None:
             by_account.setdefault(one.account, []).append(one)
     for account, ones in by_account.items():
         for one in ones if len(ones) > 1 else ():
-            names = _listed([other.student for other in ones if other is not one])
             one.data = b""
-            one.problem = (
-                f"{account.platform}'s number {account.number} is also that of {names}"
-            )
+            number = f"{account.platform}'s number {account.number}"
+            one.problem = f"another submission has {number}, too"
+        if len(ones) > 1:
+            notes.append(f"{number} is that of {_listed([one.student for one in ones])}")
+    return notes
 
 
 def _listed(names: list[str]) -> str:

@@ -160,12 +160,11 @@ def test_a_files_own_name_is_no_other_students_number(tmp_path, form, own, other
 
 def test_two_submissions_with_one_number_are_refused_by_name(tmp_path):
     names = ["Al_7_assignsubmission_file/a.ipynb", "Eve_7_assignsubmission_file/a.ipynb"]
-    found = find(zipped(tmp_path / "all.zip", *names), LESSON).submissions
-    assert [each.problem for each in found] == [
-        "Moodle's number 7 is also that of Eve (Moodle 7)",
-        "Moodle's number 7 is also that of Al (Moodle 7)",
-    ]
-    assert not any(each.data for each in found)
+    found = find(zipped(tmp_path / "all.zip", *names), LESSON)
+    problem = "another submission has Moodle's number 7, too"
+    assert [each.problem for each in found.submissions] == [problem] * 2
+    assert not any(each.data for each in found.submissions)
+    assert found.notes == ["Moodle's number 7 is that of Al (Moodle 7), Eve (Moodle 7)"]
 
 
 def test_a_folder_that_is_named_like_a_platforms_student(tmp_path):

@@ -24,6 +24,7 @@ def test_no_answer_without_work_gets_points(slug: str, tmp_path: Path) -> None:
     files = {" / ".join(key): notebook(lesson, answers) for key, answers in tried.items()}
     with Pool(1, lesson.seconds) as pool:
         results = graded(lesson, files, tmp_path, pool)
+    assert not any(result.blocked for result in results.values())
     found = [
         f"{name}: {part.title}"
         for name, result in results.items()

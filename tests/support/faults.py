@@ -287,7 +287,7 @@ def hash_of(model: CNN) -> str:
 
 
 def check_result(folder: Path) -> dict:
-    """The weights are right, and each image was seen once in each epoch. Raises Failed."""
+    """The weights are right, and each image counted once in each epoch. Raises Failed."""
     model, position = newest(folder)
     curve = position["curve"]
     if len(curve) != STEPS or position["epoch"] != EPOCHS:
