@@ -35,10 +35,14 @@ def family(pid: int) -> Iterator[Path]:
 
 
 def kill(pid: int) -> None:
-    """Kill the descendants of the process, and then itself: it may be the one that asks."""
-    for folder in reversed(list(family(pid))):
+    """Kill the process and its descendants; the one that asks, if it is among them, last.
+
+    A parent is killed before its children: it could start new ones in their place.
+    """
+    own = os.getpid()
+    for number in sorted((int(folder.name) for folder in family(pid)), key=own.__eq__):
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(int(folder.name), signal.SIGKILL)
+            os.kill(number, signal.SIGKILL)
 
 
 def _resident(folder: Path) -> int:

@@ -130,6 +130,9 @@ class Pool:
                         ended.put(_no_job(error))
                         break
                     self._all.append(job)
+                    if self._closed:
+                        job.close(now=True)
+                        break
                 cells = job.run(id, notebook)
                 if cells is None:
                     job.close(now=True)
