@@ -5,22 +5,24 @@ from pathlib import Path
 
 import pytest
 import worthless
+from attack import FOLDER
 from known import graded, notebook
 
 from multigpu.grading import author, solution
 from multigpu.grading.pool import Pool
 
-LESSONS = author.lessons()
-# `make test` tries one lesson, `make test-grading` all.
-TRIED = LESSONS if "ALL_LESSONS" in os.environ else LESSONS[2:3]
+# `make test` tries the exercise that is attacked, `make test-grading` those of all lessons.
+TRIED = author.lessons() if "ALL_LESSONS" in os.environ else ["attacks"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("slug", TRIED)
 def test_no_answer_without_work_gets_points(slug: str, tmp_path: Path) -> None:
-    lesson = solution.find(slug)
+    small = slug == "attacks"
+    lesson = solution.read(FOLDER / "solution.ipynb", slug) if small else solution.find(slug)
     tried = worthless.submissions(lesson)
+    assert len(tried) > 10
     files = {" / ".join(key): notebook(lesson, answers) for key, answers in tried.items()}
     with Pool(1, lesson.seconds) as pool:
         results = graded(lesson, files, tmp_path, pool)
