@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,12 +38,34 @@ def family(pid: int) -> Iterator[Path]:
 def kill(pid: int) -> None:
     """Kill the process and its descendants; the one that asks, if it is among them, last.
 
-    A parent is killed before its children: it could start new ones in their place.
+    Each is stopped before its children are looked up: it could start others meanwhile.
     """
     own = os.getpid()
-    for number in sorted((int(folder.name) for folder in family(pid)), key=own.__eq__):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(number, signal.SIGKILL)
+    numbers = []
+    for folder in family(pid):
+        numbers.append(int(folder.name))
+        if numbers[-1] != own:
+            _stop(numbers[-1])
+    for number in sorted(numbers, key=own.__eq__):
+        _signal(number, signal.SIGKILL)
+
+
+def _stop(pid: int) -> None:
+    """Stop the process; wait at most 0.2 s, because the list of its children is right then."""
+    _signal(pid, signal.SIGSTOP)
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state in "TtZX":
+            return
+        time.sleep(0.002)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _resident(folder: Path) -> int:

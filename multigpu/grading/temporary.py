@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "grading-"
+LAST_SECONDS = 5.0  # a kernel that was starting when its job was killed ends by itself
 YOUNG_SECONDS = 60.0  # by then, its own run holds the lock of a new folder
 
 
@@ -21,14 +22,18 @@ YOUNG_SECONDS = 60.0  # by then, its own run holds the lock of a new folder
 def folder() -> Iterator[Path]:
     """A folder that only its owner can read, until the block ends."""
     _remove_left()
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
-        descriptor = os.open(name, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # NFS has no lock for a folder
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield Path(name)
-        finally:
-            os.close(descriptor)
+    path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # NFS has no lock for a folder
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield path
+    finally:
+        os.close(descriptor)
+        deadline = time.monotonic() + LAST_SECONDS
+        while path.exists() and time.monotonic() < deadline:
+            shutil.rmtree(path, ignore_errors=True)
+            time.sleep(0.1)
 
 
 def _remove_left() -> None:
