@@ -36,9 +36,9 @@ def family(pid: int) -> Iterator[Path]:
 
 
 def kill(pid: int) -> None:
-    """Kill the process and its descendants; the one that asks, if it is among them, last.
+    """Kill the process and its descendants. If the caller is one of them, it is killed last.
 
-    Each is stopped before its children are looked up: it could start others meanwhile.
+    Each process is stopped before its children are listed, so that it starts no others.
     """
     own = os.getpid()
     numbers = []

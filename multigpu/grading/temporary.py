@@ -1,7 +1,7 @@
 """Temporary folders of a grading, which hold answers, solutions and the secret.
 
-A run removes its own when it ends, by a signal, too. One that is killed cannot: the next run
-removes what it left.
+A run removes its folders when it ends, also by a signal. The next run removes what a killed
+run, or a process that was just starting, has left.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from pathlib import Path
 
 PREFIX = "grading-"
 LAST_SECONDS = 5.0  # a kernel that was starting when its job was killed ends by itself
-YOUNG_SECONDS = 60.0  # by then, its own run holds the lock of a new folder
+YOUNG_SECONDS = 60.0  # A younger folder stays: its run may not have locked it yet.
 
 
 @contextmanager
