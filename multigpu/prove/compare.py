@@ -26,7 +26,7 @@ from multigpu.errors import UserError
 from multigpu.prove.record import Part, RankRecord, Step
 
 FACTOR = 10.0
-# Sums of sketches are computed in float32.
+# Sums of sketches are computed in float32, those of float64 in float64.
 EPS = 2.0**-23
 # If gradients travel between ranks in 16 bit, each rank's is rounded, and their sum.
 TRAVEL = 4.0
@@ -426,7 +426,8 @@ def _step(
             seen.medians[kind] = max(seen.medians[kind], median)
         total = float(np.linalg.norm(scale))
         limit = FACTOR * np.fmax(seen.highest[kind], seen.medians[kind] * scale)
-        floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
+        unit = np.array([min(part.eps, EPS) or EPS for part in parameters])
+        floor = 16 * unit * scale + (4 * unit * total if kind == "gradients" else 0.0)
         if kind == "gradients":
             head = next(
                 record.heads[key[0]] for record in parallel.records if key[0] in record.heads

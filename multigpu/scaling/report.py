@@ -83,14 +83,16 @@ def sentences(prediction: Prediction) -> list[str]:
     remedies = ["accumulate (lesson 05)", "use stages (lessons 03 and 06)"]
     if prediction.precision == "fp32":
         remedies.insert(1, "use 16 bit (lesson 11)")
-    for row in prediction.rows:
-        if row.memory > gpu.memory:
-            said.append(
-                f"memory: {pluralize(row.per_gpu, sample)} need {row.memory / GIB:,.0f} GiB, "
-                f"{gpu.name} has {gpu.memory / GIB:,.0f}: the time is that of a GPU with "
-                f"enough memory; {', or '.join(remedies)}"
-            )
-            break
+    too_large = [row for row in prediction.rows if row.memory > gpu.memory]
+    if too_large:
+        needs = ", ".join(
+            f"{pluralize(row.per_gpu, sample)} need {row.memory / GIB:,.0f} GiB"
+            for row in too_large
+        )
+        said.append(
+            f"memory: {needs}, {gpu.name} has {gpu.memory / GIB:,.0f}: the times are those of "
+            f"GPUs with enough memory; {', or '.join(remedies)}"
+        )
     return [textwrap.fill(text, 95, subsequent_indent="  ") for text in said]
 
 

@@ -14,11 +14,13 @@ from multigpu.prove.record import Head, Part, RankRecord, Step
 ROUNDING = 1e-4
 
 
-def trained(kind: str, gradient: float, after: float) -> list[RankRecord]:
+def trained(
+    kind: str, gradient: float, after: float, eps: float = 2.0**-23
+) -> list[RankRecord]:
     """One rank and step: a weight of 1, its gradient, and the weight after the step."""
     weights, gradients, later = np.zeros((3, 1, 64))
     weights[0, 0], gradients[0, 0], later[0, 0] = 1.0, gradient, after
-    part = Part("weight", (1,), None, 1, 2.0**-23)
+    part = Part("weight", (1,), None, 1, eps)
     head = Head(0, kind, 0, 1, [part], [], None, True, [], [], 0.0, True, 0)
     step = Step(0, 0, weights, gradients, np.ones(1, bool), [{}], np.zeros((0, 64)))
     step.after = later
@@ -35,6 +37,14 @@ def failing(kind: str, gradient: float = 1.0, after: float = 0.5) -> list[str]:
 def test_the_limit_is_ten_times_what_rounding_does():
     assert failing("SGD", gradient=1 + 9 * ROUNDING) == []
     assert failing("SGD", gradient=1 + 11 * ROUNDING) == ["gradients"]
+
+
+def test_a_float64_run_is_held_to_float64():
+    for eps, fails in ((2.0**-23, False), (2.0**-52, True)):
+        reference = trained("SGD", 1.0, 0.5, eps)
+        parallel = trained("SGD", 1.0 + 1e-9, 0.5, eps)
+        gradients = compare(reference, parallel, [reference]).steps[0].kinds["gradients"]
+        assert gradients.fails().any() == fails
 
 
 def test_rounding_may_turn_some_of_adams_steps_around():
