@@ -21,8 +21,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from multigpu import elastic, launch, rendezvous
+from multigpu import elastic, launch
 from multigpu.files import write_json
+from multigpu.launch import rendezvous
 from multigpu.models import CNN
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "PT_CNN_Elastic.py"

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from multigpu import slow_link, wire
 from multigpu.errors import UserError
 from multigpu.files import write_json
+from multigpu.network import slow_link, wire
 from multigpu.strategies import BaguaStrategy, DDPStrategy, HorovodStrategy
 from multigpu.strategies.base import Strategy
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from multigpu import launch, rendezvous, slow_link
+from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.files import write_json
+from multigpu.launch import rendezvous
+from multigpu.network import slow_link
 
 BYTES = 540_000
 ROUNDS = 7

@@ -77,4 +77,4 @@ def work(source: str, rounds: int, out: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(launch.spawn(work, 2, sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    launch.call(work, 2, sys.argv[1], int(sys.argv[2]), sys.argv[3])

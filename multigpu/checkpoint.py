@@ -1,104 +1,19 @@
-"""Checkpoints of a lesson's run: all that the next step depends on, in one file.
+"""What a checkpoint file holds, checked before anything is restored; random states.
 
-The file has the model, the optimizer, the gradient scaler, each rank's random states, the
-settings that the order of the data depends on, and the position in the run. Every rank calls
-`save` and `load`; only rank 0 reads and writes the file, so no shared file system is needed.
+The file is a dict with format, parts (the state_dict of each) and settings, which must be the
+same when the run goes on.
 """
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from multigpu.errors import UserError
-from multigpu.files import atomic
-from multigpu.launch.world import World
-from multigpu.rendezvous import fail_together
 
 FORMAT = 1
-
-
-@dataclass
-class Checkpoint:
-    """One run's checkpoint file.
-
-    path       where it is written
-    parts      what is saved and restored through state_dict: {"model": …, "optimizer": …, …}
-    settings   what must be the same when the run is resumed: {"--seed": 0, …}
-    world      this process's rank and the number of ranks
-    loaded     the file that `load` restored; None if it restored none
-    """
-
-    path: Path
-    parts: dict[str, Any]
-    settings: dict[str, Any]
-    world: World
-    loaded: Path | None = None
-
-    def save(self, position: dict) -> None:
-        """Write the file, atomically. All ranks call it; rank 0 writes.
-
-        `position` is the position in the run and anything else that `load` should return:
-        numbers, texts, lists, tensors. Raises UserError, on all ranks, if the weights are not
-        finite or the file cannot be written; the previous checkpoint is kept.
-        """
-        states: list[dict | None] = [None] * self.world.size
-        dist.all_gather_object(states, random_states())
-        with fail_together(self.world):
-            if self.world.rank == 0:
-                parts = {name: part.state_dict() for name, part in self.parts.items()}
-                if not all(torch.isfinite(value).all() for value in parts["model"].values()):
-                    raise UserError(
-                        "the weights are not finite any more: lower --lr; "
-                        "the last checkpoint is untouched."
-                    )
-                content = {"format": FORMAT, "parts": parts, "settings": self.settings}
-                try:
-                    with atomic(self.path) as temporary:
-                        torch.save(
-                            {**content, "position": position, "random": states}, temporary
-                        )
-                except UserError as error:
-                    raise UserError(
-                        f"{error} The checkpoint before it is untouched."
-                    ) from None
-                except (OSError, RuntimeError) as error:
-                    raise UserError(
-                        f"cannot write {self.path} ({error}): "
-                        f"the checkpoint before it is untouched."
-                    ) from None
-
-    def load(self, path: str | Path | None) -> dict | None:
-        """Restore the parts and the random states from `path`, and return the position.
-
-        All ranks call it; rank 0 reads. `path` is the value of --resume. If `path` is None,
-        nothing is restored. If it is empty, the run's own file is restored if it exists: a job
-        that Slurm can requeue has --resume from its first start. If the number of ranks has
-        changed, the random states are not restored.
-
-        Raises UserError, on all ranks and before anything is changed, if the file is missing,
-        truncated, of another model or of other settings.
-        """
-        if path is None:
-            return None
-        contents: list[Any] = [None]
-        with fail_together(self.world):
-            if self.world.rank == 0 and (path or self.path.exists()):
-                contents[0] = read(path or self.path)
-                compare(path or self.path, contents[0], self.parts, self.settings)
-        dist.broadcast_object_list(contents, src=0)
-        if contents[0] is None:
-            return None
-        self.loaded = Path(path or self.path)
-        for name, part in self.parts.items():
-            part.load_state_dict(contents[0]["parts"][name])
-        if len(contents[0]["random"]) == self.world.size:
-            set_random_states(contents[0]["random"][self.world.rank])
-        return contents[0]["position"]
 
 
 def random_states() -> dict:

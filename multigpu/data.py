@@ -6,7 +6,6 @@ import os
 import urllib.request
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,48 +17,6 @@ from multigpu.files import atomic
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 DIGITS_TRAIN = 1437  # of 1,797 images; the other 360 are the test set
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A global batch: global_size = ranks × micro_batches × per_micro_batch images.
-
-    global_size      images in one optimizer step, over all ranks
-    ranks            processes (or replicas) that share the batch
-    micro_batches    forward passes that a rank makes for one optimizer step
-    per_micro_batch  images in one forward pass of one rank
-    """
-
-    global_size: int
-    ranks: int
-    micro_batches: int
-    per_micro_batch: int
-
-    def images_in_step(self, step: int, images: int) -> int:
-        """Images in step `step` (from 0) of an epoch of `images`; the last can have fewer."""
-        return min(self.global_size, images - step * self.global_size)
-
-
-def real_rows(
-    images: int,
-    batch: Batch,
-    rank: int,
-    index: int,
-    rows: int,
-    device: torch.device | None = None,
-) -> torch.Tensor:
-    """Which rows of a rank's micro-batch are not repeated images: bool, shape (rows,).
-
-    DistributedSampler repeats images until all ranks have equally many. Image i of a rank is
-    number i × ranks + rank in the epoch's order; numbers from `images` up are repeats.
-    Repeats get weight 0 in the loss.
-
-    images   length of the data set
-    index    number of the micro-batch in this rank's epoch, from 0
-    rows     rows in this micro-batch
-    """
-    own = index * batch.per_micro_batch + torch.arange(rows, device=device)
-    return own * batch.ranks + rank < images
 
 
 def fetch(source: str | None) -> Path:

@@ -30,7 +30,7 @@ def pick(world: World, exact: bool = False) -> torch.device:
         raise UserError(
             f"{world.local_size} ranks on this node but {pluralize(gpus, 'GPU')}, and each "
             f"rank needs its own: start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH "
-            f"--ntasks-per-node={gpus}, --spawn {gpus}).",
+            f"--ntasks-per-node={gpus}).",
             already_reported=world.local_rank != 0,
         )
     if exact:
@@ -110,33 +110,6 @@ def compute_exactly() -> None:
 def backend(device: torch.device) -> str:
     """torch.distributed's backend: nccl for GPUs, vgpu for virtual GPUs, gloo for the CPU."""
     return {"cuda": "nccl", "vgpu": "vgpu"}.get(device.type, "gloo")
-
-
-def amp_dtype(device: torch.device) -> torch.dtype:
-    """The 16-bit type for autocast: bfloat16, or float16 on GPUs without it (V100)."""
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return torch.bfloat16
-
-
-def describe(world: World, device: torch.device, each: int = 1) -> str:
-    """One line for the top of a log: devices, ranks, nodes, launcher.
-
-    `each` is the number of devices per rank.
-    """
-    started = (
-        f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, "
-        f"started by {world.launcher}"
-    )
-    count = world.size * each
-    if device.type == "cuda":
-        return f"device: {count} × {torch.cuda.get_device_name(device)}, nccl ({started})"
-    if device.type == "vgpu":
-        return f"device: {count} × virtual GPU, which computes on the CPU ({started})"
-    why = "no GPU found"
-    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
-        why = "the classroom cluster's GPUs are simulated"
-    return f"device: {world.size} × CPU process ({why}), gloo ({started})"
 
 
 def to_cpu(value: Any) -> Any:

@@ -244,36 +244,6 @@ def curve_look(index: int) -> dict[str, str]:
     }
 
 
-def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) -> "Figure":
-    """One panel per curve, side by side, each with its own y axis.
-
-    `curves` has one value per epoch for each name. An accuracy's y axis ends at 1.02.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    fig = figure()
-    for index, (name, values) in enumerate(curves.items()):
-        axes = fig.add_subplot(1, len(curves), index + 1)
-        axes.plot(epochs, values, marker="o", markersize=3, color=LINES[index])
-        axes.set(xlabel="epoch", ylabel=name, ylim=(0, 1.02 if "accuracy" in name else None))
-        axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
-        # The default is at least two ticks: with one epoch they would be at fractions.
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    fig.suptitle(title)
-    return fig
-
-
-def curves(history: list[dict], path: str | Path, title: str) -> Path:
-    """Draw loss and test accuracy by epoch into `path`, atomically.
-
-    `title` should state the result. `history` has one dict per epoch, as `metrics.row` takes
-    it.
-    """
-    keys = {"training loss": "loss", "test accuracy": "test_accuracy"}
-    values = {name: [row[key] for row in history] for name, key in keys.items()}
-    return save(by_epoch([row["epoch"] for row in history], values, title), path)
-
-
 def shards(
     epochs: list[list[list[int]]],
     title: str,

@@ -1,15 +1,11 @@
 """Compare a parallel run with a serial one: the serial training loop, and the verdict."""
 
-from argparse import Namespace
 from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
-
-from multigpu.errors import pluralize
-from multigpu.terminal import announce
 
 
 def train_serially(
@@ -58,41 +54,6 @@ def difference(one: nn.Module, other: nn.Module) -> float:
 def largest(differences: Iterable[float]) -> float:
     """The largest difference; NaN if one of them is NaN. Python's max([0, nan]) is 0."""
     return torch.tensor(list(differences), dtype=torch.float64).max().item()
-
-
-def compare_with_serial(
-    claim: str,
-    trained: nn.Module,
-    fresh: nn.Module,
-    train: TensorDataset,
-    args: Namespace,
-    *,
-    batch_size: int | None = None,
-    epochs: int | None = None,
-) -> dict:
-    """Train `fresh` serially, compare it with `trained`, print and return the verdict.
-
-    The serial run takes --epochs, --batch-size, --lr and --seed from `args`. If `trained` was
-    trained otherwise, give `epochs` or `batch_size`, the number of images in a global batch.
-    The limit is 1e-5: sums in another order usually cause a difference of 5e-7, and a
-    difference above the limit has another cause.
-    """
-    _announce_serial_run(epochs or args.epochs)
-    device = next(fresh.parameters()).device
-    on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
-    train_serially(
-        fresh,
-        on_device,
-        epochs=epochs or args.epochs,
-        batch_size=batch_size or args.batch_size,
-        lr=args.lr,
-        seed=args.seed,
-    )
-    return verdict(claim, difference(fresh, trained), 1e-5)
-
-
-def _announce_serial_run(epochs: int) -> None:
-    announce(f"proof: training serially for {pluralize(epochs, 'epoch')}, to compare")
 
 
 def verdict(claim: str, max_difference: float, limit: float) -> dict:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from multigpu import flags, models, proof
+from multigpu import models, proof
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import integer
@@ -236,6 +236,17 @@ def padded_batches(
         return tf.data.Dataset.from_tensor_slices(rows).batch(batch)
 
 
+def check_batch(batch_size: int, replicas: int) -> None:
+    """Raise UserError if a global batch cannot be split evenly over the replicas."""
+    if batch_size % replicas:
+        near = max(1, round(batch_size / replicas)) * replicas
+        raise UserError(
+            f"--batch-size {batch_size} cannot be split evenly over "
+            f"{pluralize(replicas, 'replica')}: "
+            f"give {near}, or another multiple of {replicas}."
+        )
+
+
 def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False) -> None:
     """Raise UserError for a batch that the replicas cannot share.
 
@@ -246,7 +257,7 @@ def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False)
     convolution of oneDNN, TensorFlow's default on CPUs, does not accept an empty shard. Keras
     3's fit adds the first batch's shards to learn their shape, so they must have one size.
     """
-    flags.split_batch(batch_size, replicas, who="replica")
+    check_batch(batch_size, replicas)
     last = images % batch_size or batch_size
     per_shard = -(-last // replicas)
     if -(-last // per_shard) < replicas:

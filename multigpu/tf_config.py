@@ -21,12 +21,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from multigpu import rendezvous
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, pluralize
+from multigpu.launch import rendezvous
 from multigpu.launch import world as launched
+from multigpu.launch.rendezvous import JOIN_TIMEOUT
 from multigpu.launch.world import World
-from multigpu.rendezvous import JOIN_TIMEOUT
 
 EXAMPLE = ["10.0.0.1:12345", "10.0.0.2:12345"]
 NO_PROXY = "no_grpc_proxy"  # gRPC reads this variable in lower case only

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from multigpu import data, files, flags, launch, rendezvous, tf_common, tf_config
+from multigpu import data, files, launch, tf_common, tf_config
 from multigpu.errors import UserError
+from multigpu.launch import rendezvous
 from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 # Design the model
@@ -168,7 +169,7 @@ def run(args, world):
     replicas = strategy.num_replicas_in_sync
     rendezvous.same_everywhere(world, "the command line", vars(args))
     with rendezvous.fail_together(world):  # an error on one worker ends all of them
-        flags.split_batch(args.batch_size, replicas, who="replica")
+        tf_common.check_batch(args.batch_size, replicas)
         if chief:
             files.writable_folder(args.out)
         train, test = data.load(data.fetch(args.data))

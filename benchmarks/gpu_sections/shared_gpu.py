@@ -14,6 +14,7 @@ from ranks import ddp_difference, try_collectives
 from section import Section, main
 
 from multigpu import launch
+from multigpu.errors import UserError
 from multigpu.files import write_json
 
 RANKS = 2
@@ -43,12 +44,16 @@ def rank_main(kind: str, out: str) -> None:
 def real(section: Section) -> None:
     with section.item("two ranks over gloo"), tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rows.json")
-        code = launch.spawn(rank_main, RANKS, section.device.type, str(out))
+        try:
+            launch.call(rank_main, RANKS, section.device.type, str(out))
+            failure = None
+        except (RuntimeError, UserError) as error:
+            failure = error
         for row in json.loads(out.read_text()) if out.exists() else ():
             # Which collectives gloo has for tensors on a GPU is a finding, not a failure.
             section.row(**(row | {"ok": None} if "error" in row else row))
-        if code:
-            raise RuntimeError(f"the ranks ended with exit code {code}: see the log")
+        if failure:
+            raise failure
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu
 import multigpu.trainer as L
-from multigpu import data, launch, plots, proof, slow_link, wire
+from multigpu import data, launch, plots, proof
 from multigpu.files import write_json
 from multigpu.models import CNN
+from multigpu.network import slow_link, wire
 from multigpu.strategies import BaguaStrategy, QAdamOptimizer, strategy_by_name
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
 from multigpu.strategies.costs import ONE_PROCESS, predicted_bytes

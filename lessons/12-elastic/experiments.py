@@ -18,8 +18,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.elastic.utils.data import ElasticDistributedSampler
 
-from multigpu import data, elastic, files, launch, metrics, plots, rendezvous
+from multigpu import data, elastic, files, launch, plots
 from multigpu.errors import UserError, pluralize
+from multigpu.launch import rendezvous
 from multigpu.models import CNN
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def finished_run(out: str | Path, epochs: int) -> dict:
     Its curve has [loss, world size, number of start] of each step. Raises UserError if no run
     has finished there, or one with another number of epochs.
     """
-    run = metrics.finished_run(out)
+    try:
+        run = json.loads(Path(out, "metrics.json").read_text())
+    except FileNotFoundError:
+        raise UserError(f"{out} has no finished run: run the cell above first.") from None
     if len(run["epochs"]) != epochs:
         raise UserError(
             f"the run in {out} has {pluralize(len(run['epochs']), 'epoch')}, not {epochs}: "

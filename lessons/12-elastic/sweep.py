@@ -23,7 +23,6 @@ except ModuleNotFoundError:
         "with sbatch, as the page of lesson 12 says."
     )
 
-from multigpu import flags
 from multigpu.errors import UserError, report_user_errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,12 +85,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         epilog="Options that it does not know go to scripts/PT_CNN_Elastic.py.",
     )
     rates = [0.01, 0.05, 0.1]
-    parser.add_argument("--lr", type=flags.positive_float, nargs="+", default=rates)
+    parser.add_argument("--lr", type=float, nargs="+", default=rates)
     parser.add_argument("--out", type=Path, default=Path("results/sweep"))
-    parser.add_argument("--ranks", type=flags.positive, default=2, help="of each task")
-    parser.add_argument(
-        "--minutes", type=flags.positive, default=15, help="time limit of each start"
-    )
+    parser.add_argument("--ranks", type=int, default=2, help="of each task")
+    parser.add_argument("--minutes", type=int, default=15, help="time limit of each start")
     parser.add_argument("--partition", help="of Slurm")
     args, args.options = parser.parse_known_args(arguments)
     return args

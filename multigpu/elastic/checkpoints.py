@@ -8,8 +8,8 @@ import torch.distributed as dist
 from multigpu import checkpoint
 from multigpu.elastic.folder import CheckpointFolder
 from multigpu.elastic.writer import Writer
+from multigpu.launch.rendezvous import fail_together
 from multigpu.launch.world import find_world
-from multigpu.rendezvous import fail_together
 
 
 class Checkpoints:

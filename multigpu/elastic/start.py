@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from multigpu import devices, proof, rendezvous
+from multigpu import devices, proof
 from multigpu.elastic import signals
 from multigpu.elastic.guard import Guard
 from multigpu.errors import pluralize
+from multigpu.launch import rendezvous
 from multigpu.launch.world import find_world
 
 

@@ -6,7 +6,7 @@
 from multigpu.launch.exit import end_gloo
 from multigpu.launch.room import check_room
 from multigpu.launch.script import single_process_world, start
-from multigpu.launch.spawning import call, spawn
+from multigpu.launch.spawning import call
 from multigpu.launch.world import World, find_world
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "end_gloo",
     "find_world",
     "single_process_world",
-    "spawn",
     "start",
 ]

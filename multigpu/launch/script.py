@@ -1,4 +1,4 @@
-"""Start a lesson's script: in a launcher's processes, in new processes, or in this process."""
+"""Start a lesson's script in this process, which a launcher may have started."""
 
 import argparse
 from collections.abc import Callable
@@ -7,18 +7,16 @@ from typing import NoReturn
 from multigpu.errors import UserError
 from multigpu.files import set_aside_results
 from multigpu.launch.exit import exit_code, exit_process, report_exit_code
-from multigpu.launch.spawning import hide_spawn_warnings, outer_world, spawn
+from multigpu.launch.spawning import hide_spawn_warnings, outer_world
 from multigpu.launch.world import World, is_rank_zero
-from multigpu.terminal import announce
 
 
 def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
     """Run `main(args)`, then end this process: `start` does not return.
 
-    `args.spawn`, if there is such a flag, says where `main` runs. None: in this process. A
-    number: in that many new processes. "auto": in one new process per GPU, or in two new
-    processes without a GPU. The exit code is 0, or 2 after a UserError (its text is printed),
-    or 130 after Ctrl-C. Any other exception is raised, and torchrun records its traceback.
+    A new run sets the results in `args.out` aside. The exit code is 0, or 2 after a UserError
+    (its text is printed), or 130 after Ctrl-C. Any other exception is raised, and torchrun
+    records its traceback.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -27,12 +25,7 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
         new_run = getattr(args, "out", None) and getattr(args, "resume", None) is None
         if new_run and is_rank_zero():
             set_aside_results(args.out)
-        processes = _processes_to_spawn(getattr(args, "spawn", None))
-        if processes is None:
-            code = record(exit_code)(main, args)
-        else:
-            announce(f"starting {processes} × python, which takes a few seconds")
-            code = spawn(_run_rank, processes, main, args)
+        code = record(exit_code)(main, args)
     except UserError as error:
         code = report_exit_code(error)
     except KeyboardInterrupt:
@@ -55,20 +48,3 @@ def single_process_world(stem: str) -> World:
             already_reported=outer.rank != 0,
         )
     return outer
-
-
-def _processes_to_spawn(flag: str | None) -> int | None:
-    """The number of processes that `--spawn` requests; None without the flag."""
-    if flag is None:
-        return None
-    if flag == "auto":
-        from torch.cuda import device_count
-
-        return device_count() or 2
-    if not flag.isdecimal():
-        raise UserError(f"--spawn {flag}: expected a number of processes, or 'auto'.")
-    return int(flag)
-
-
-def _run_rank(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
-    exit_process(exit_code(main, args))

@@ -1,4 +1,4 @@
-"""Run a function in several ranks on this machine: `spawn`, or `call` for its results."""
+"""Run a function in several ranks on this machine, and return their results."""
 
 import copyreg
 import importlib
@@ -7,7 +7,6 @@ import multiprocessing.process
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -24,26 +23,8 @@ from multigpu.launch.exit import (
 )
 from multigpu.launch.prefork import sigint_blocked, start_method
 from multigpu.launch.processes import GRACE_AFTER_SIGTERM
-from multigpu.launch.room import check_memory, warn_about_cores
+from multigpu.launch.room import check_memory
 from multigpu.launch.world import LAUNCHERS, World, find_world, integer, started_by_srun
-
-
-def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
-    """Run `function(*args)` in `processes` new processes; return the exit code.
-
-    The processes have torchrun's variables.
-
-    If a rank fails, the others are ended, and the failed rank's traceback or signal is printed
-    to stderr. A new process must be able to import `function`: define it at the top level of a
-    script or a module. A warning is printed if there are more processes than cores; `call`
-    prints none, because a notebook's output must not depend on the number of cores.
-    """
-    if processes > 0:
-        warn_about_cores(processes)
-    code, reason = _spawn(function, processes, args)
-    if reason:
-        print(reason, file=sys.stderr)
-    return code
 
 
 def call(
@@ -54,7 +35,8 @@ def call(
     The processes have torchrun's variables. `function`, its arguments and the results are
     pickled by value, so `function` can be defined in a cell of a notebook. The notebook's
     variables that it uses are pickled too, so it should use few. In a lesson's notebook the
-    processes are forks of a server that has imported torch (see `prefork`).
+    processes are forks of a server that has imported torch (see `prefork`). If a rank fails,
+    the others are ended.
 
     Raises RuntimeError with the traceback of a failed rank, but a rank's UserError is raised
     as a UserError. Raises UserError if a rank failed without an exception, and TypeError if
@@ -124,8 +106,8 @@ def _spawn(
     outer = outer_world()
     if outer.size > 1:
         raise UserError(
-            f"--spawn starts ranks itself, but {outer.launcher} has started {outer.size} "
-            f"already: use one of the two.",
+            f"this program starts ranks itself, but {outer.launcher} has started {outer.size} "
+            f"already: start it as one process.",
             already_reported=outer.rank != 0,
         )
     check_memory(processes)
@@ -218,7 +200,7 @@ def _run_child(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
-        MULTIGPU_LAUNCHER="--spawn",
+        MULTIGPU_LAUNCHER="spawn",
     )
     with keep_groups_alive():
         function(*args)

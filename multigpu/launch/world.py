@@ -22,7 +22,7 @@ class World:
     size          number of processes in the run (the world size)
     local_rank    0 … local_size - 1, unique on the node: it picks the GPU
     local_size    number of processes of the run on this node
-    launcher      "python", "torchrun", "srun", "mpirun", "horovodrun", "--spawn" or "ddp"
+    launcher      "python", "torchrun", "srun", "mpirun", "horovodrun", "spawn" or "ddp"
     address       the host name or address of rank 0
     port          the given port of rank 0; if None, rank 0 chooses one, see rendezvous.py
     job           an identifier of this run, the same on all its processes
@@ -83,7 +83,7 @@ def find_world(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> W
                 f"{present[0]} is set but {missing[0]} is not: start the script with "
                 f"{launcher}, which sets both, or unset {present[0]} to run one process."
             )
-        # `spawn` and relaunch.py set torchrun's variables and this one.
+        # spawning.py and relaunch.py set torchrun's variables and this one.
         launcher = environ.get("MULTIGPU_LAUNCHER", launcher)
         world = _checked_world(launcher, names, *(integer(environ, name) for name in names))
         if launcher == "torchrun" and "GROUP_WORLD_SIZE" in environ:
@@ -110,8 +110,7 @@ def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
         raise UserError(
             f"this process was started in the shell of the Slurm job {job_name!r}, not by "
             f"srun. The job has {tasks} tasks, but no other rank would start: write 'srun "
-            f"python …' for one rank per task, 'torchrun --nproc-per-node=… …', or '--spawn "
-            f"1' for one process."
+            f"python …' for one rank per task, or 'torchrun --nproc-per-node=… …'."
         )
     step_tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get(
         "SLURM_TASKS_PER_NODE", str(tasks)

@@ -36,18 +36,7 @@ def fit_amdahl(gpus: Sequence[float], speed_ups: Sequence[float]) -> float:
     """
     rest = [1 - 1 / n for n in gpus]
     found = [1 / speed_up - 1 / n for n, speed_up in zip(gpus, speed_ups, strict=True)]
-    return _slope(rest, found)
-
-
-def fit_gustafson(gpus: Sequence[float], speed_ups: Sequence[float]) -> float:
-    """The serial share of Gustafson's law, by least squares: n − speed-up = s (n − 1)."""
-    more = [n - 1 for n in gpus]
-    missing = [n - speed_up for n, speed_up in zip(gpus, speed_ups, strict=True)]
-    return _slope(more, missing)
-
-
-def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of the line through the origin with the least squares."""
-    if not any(x):
+    if not any(rest):
         raise ValueError("a serial share needs a measurement with more than one GPU")
-    return sum(a * b for a, b in zip(x, y, strict=True)) / sum(a * a for a in x)
+    # The slope of the line through the origin.
+    return sum(a * b for a, b in zip(rest, found, strict=True)) / sum(a * a for a in rest)

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from multigpu import devices, rendezvous
+from multigpu import devices
 from multigpu.errors import UserError, pluralize
-from multigpu.launch import relaunch
+from multigpu.launch import relaunch, rendezvous
 from multigpu.launch.world import World, find_world
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.base import Strategy

@@ -14,7 +14,7 @@ from multigpu.errors import unsupported
 from multigpu.strategies.registry import ALTERNATIVES
 from multigpu.trainer import callbacks
 
-COMMAND_LINE = "write the program with argparse or typer; `multigpu.flags` is an example"
+COMMAND_LINE = "write the program with argparse or typer"
 METRICS = "install torchmetrics, and import it"
 PRECISION = "give Trainer(precision=…), and strategy='ddp' or a DDPStrategy"
 LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"

@@ -6,8 +6,7 @@ Python imports this module at its start, in every process of a run: it imports l
 import gc
 import sys
 
-from multigpu import after_torch
-from multigpu.virtual import packages
+from multigpu.virtual import after_torch, packages
 
 
 def watch() -> None:

@@ -78,14 +78,10 @@ def test_torchrun_on_two_nodes(rendezvous: str, tmp_path: Path, alone, meeting_p
 # ---- the library's launch and rendezvous ----------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "--spawn"])
-def test_the_library_finds_its_ranks(launcher: str):
-    if launcher == "mpirun":
-        done = mpirun(2, warm.python(), LAUNCHED)
-    else:
-        done = run(warm.python(), LAUNCHED, "--spawn", 2)
+def test_the_library_finds_the_ranks_of_mpirun():
+    done = mpirun(2, warm.python(), LAUNCHED)
     assert done.returncode == 0, done.stdout
-    assert f"2 ranks, started by {launcher}, sum 3" in done.stdout, done.stdout
+    assert "2 ranks, started by mpirun, sum 3" in done.stdout, done.stdout
 
 
 def by_hand(rank: int, size: int, meeting_point: dict) -> subprocess.Popen:
@@ -121,13 +117,12 @@ def test_two_processes_that_claim_one_rank(meeting_point: dict):
         assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("spawn", [None, "2"])
-def test_another_broken_pipe_is_an_ordinary_error(tmp_path: Path, spawn):
+def test_another_broken_pipe_is_an_ordinary_error(tmp_path: Path):
     (tmp_path / "pipe.py").write_text(
         "import argparse\nfrom multigpu import launch\n"
         "def main(args):\n    raise BrokenPipeError(32, 'a socket')\n"
         "if __name__ == '__main__':\n"
-        f"    launch.start(main, argparse.Namespace(spawn={spawn!r}))\n"
+        "    launch.start(main, argparse.Namespace())\n"
     )
     done = run(warm.python(), tmp_path / "pipe.py")
     assert done.returncode == 1 and "BrokenPipeError: [Errno 32] a socket" in done.stdout, (
@@ -137,10 +132,10 @@ def test_another_broken_pipe_is_an_ordinary_error(tmp_path: Path, spawn):
 
 def test_a_reader_that_closes_the_pipe():
     """… | head -1: the run ends, without a traceback."""
-    command = ("python", LAUNCHED, "--spawn", "2", "--endless")
+    command = ("python", LAUNCHED, "--endless")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=clean_environment(), **pipes) as process:
-        assert process.stdout.readline().startswith("2 ranks")
+        assert process.stdout.readline().startswith("1 ranks")
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 141 and "Traceback" not in errors, errors

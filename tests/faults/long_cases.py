@@ -22,7 +22,8 @@ JOINS = """
 import os
 import time
 import torch
-from multigpu import launch, rendezvous
+from multigpu import launch
+from multigpu.launch import rendezvous
 
 def main(args):
     world = launch.find_world()

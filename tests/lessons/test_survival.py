@@ -111,14 +111,14 @@ def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, few_digits, 
 def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
     """The other rank is in no collective that would fail: the launcher must end it."""
     (tmp_path / "sleepy.py").write_text(
-        "import sys, time\n"
+        "import time\n"
         "from multigpu import launch\n"
         "def work():\n"
         "    if launch.find_world().rank == 1:\n"
         "        raise ValueError('planted fault')\n"
         "    time.sleep(600)\n"
         "if __name__ == '__main__':\n"
-        "    sys.exit(launch.spawn(work, 2))\n"
+        "    launch.call(work, 2)\n"
     )
     began = time.time()
     done = run_script(tmp_path / "sleepy.py", timeout=60)

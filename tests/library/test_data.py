@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from commands import SUPPORT, run_script
+from commands import SUPPORT, torchrun
 
 from multigpu import data
 from multigpu.errors import UserError
@@ -115,19 +115,8 @@ def test_one_download_per_node_for_any_number_of_ranks(tmp_path, npz):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/small.npz"
-        flags = (
-            "--spawn",
-            3,
-            "--data",
-            url,
-            "--epochs",
-            1,
-            "--batch-size",
-            9,
-            "--out",
-            tmp_path / "out",
-        )
-        done = run_script(SUPPORT / "library_script.py", *flags)
+        script = SUPPORT / "library_script.py"
+        done = torchrun(3, script, "--data", url, "--out", tmp_path / "out")
         server.shutdown()
     assert done.returncode == 0, done.stdout
     assert requests == ["/small.npz"]

@@ -83,7 +83,6 @@ def drawn_figures():
     plots.arrow(axes, (0, 0), (1, 1))
     return {
         "schematic": axes.figure,
-        "by_epoch": plots.by_epoch([1, 2], {"loss": [1.0, 0.5]}, "title"),
         "shards": plots.shards([[[0, 2], [1, 3]]], "title"),
         "stacked_bars": plots.stacked_bars(BARS, "MiB", "title", totals=True),
         "lines": plots.lines([1, 2], {"a": [1.0, 2.0]}, "x", "y", "title"),
@@ -108,20 +107,6 @@ def test_the_background_is_transparent():
         assert picture.getpixel((0, 0))[3] == 0, name
         axes = figure.axes[0]
         assert axes.get_facecolor()[3] == 0, name
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 10])
-def test_an_epoch_is_a_whole_number(epochs):
-    figure = plots.by_epoch(
-        range(1, epochs + 1), {"loss": [1.0] * epochs, "accuracy": [0.5] * epochs}, "title"
-    )
-    for axes in figure.axes:
-        low, high = axes.get_xlim()
-        ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
-        assert ticks and all(tick == int(tick) and 1 <= tick <= epochs for tick in ticks), (
-            ticks
-        )
-    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "accuracy"]
 
 
 BARS = {

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
+from multigpu.launch.rendezvous import open_store
 from multigpu.launch.world import World, port_candidates
-from multigpu.rendezvous import open_store
 
 
 @pytest.fixture(autouse=True)

@@ -369,9 +369,7 @@ def test_the_laws_and_their_fits():
     assert laws.gustafson(0.05, 1024) == pytest.approx(0.05 + 0.95 * 1024)
     for share in (0.0, 0.03, 0.4):
         strong = [laws.amdahl(share, n) for n in gpus]
-        weak = [laws.gustafson(share, n) for n in gpus]
         assert laws.fit_amdahl(gpus, strong) == pytest.approx(share, abs=1e-12)
-        assert laws.fit_gustafson(gpus, weak) == pytest.approx(share, abs=1e-12)
     assert laws.efficiency(3, 4) == 0.75
     assert math.isclose(laws.amdahl(1, 1024), 1)
     with pytest.raises(ValueError, match="more than one GPU"):

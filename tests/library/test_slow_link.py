@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from multigpu import slow_link
 from multigpu.errors import UserError
+from multigpu.network import slow_link
 
 needs_a_link = pytest.mark.skipif(
     bool(slow_link.unavailable_reason()), reason=str(slow_link.unavailable_reason())
@@ -16,7 +16,9 @@ needs_a_link = pytest.mark.skipif(
 BYTES = 2_500_000
 SENDING = f"""
 import json, sys, time, torch, torch.distributed as dist
-from multigpu import launch, rendezvous, wire
+from multigpu import launch
+from multigpu.launch import rendezvous
+from multigpu.network import wire
 world = launch.find_world()
 store = rendezvous.open_store(world, torch.device("cpu"))
 dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)

@@ -5,7 +5,7 @@ import pty
 import sys
 
 import pytest
-from commands import ROOT, SUPPORT, clean_environment, run
+from commands import clean_environment
 
 from multigpu.terminal import announce
 
@@ -50,29 +50,3 @@ ANNOUNCE = "from multigpu.terminal import announce; announce('starting')"
 def test_a_terminal_has_one_and_a_notebook_has_none(at_a_terminal):
     assert at_a_terminal(sys.executable, "-c", ANNOUNCE).strip() == "starting"
     assert at_a_terminal(sys.executable, "-c", ANNOUNCE, JPY_PARENT_PID="1") == ""
-
-
-@pytest.mark.slow
-def test_spawn_says_what_starts(at_a_terminal, tmp_path, npz):
-    flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
-    script = SUPPORT / "library_script.py"
-    command = (sys.executable, script, "--spawn", 2, "--prove", *flags)
-    text = at_a_terminal(*command, PYTHONPATH=str(ROOT))
-    assert text.startswith("starting 2 ") and "test accuracy" in text, text
-    assert 0 < text.find("serially for 1 epoch") < text.find("max difference"), text
-    assert "\n    1 " in text.replace("\r", "\n"), "a bar leaves the table as it is"
-
-
-PROGRESS = """
-import sys, termios, time
-from multigpu import launch, metrics
-if sys.stderr.isatty():
-    termios.tcsetwinsize(2, (24, 80))
-for _ in metrics.progress(range(3), launch.World()): time.sleep(0.2)
-"""
-
-
-@pytest.mark.slow
-def test_a_terminal_has_a_bar_and_a_log_has_none(at_a_terminal):
-    assert "it/s" in at_a_terminal(sys.executable, "-c", PROGRESS)
-    assert run(sys.executable, "-c", PROGRESS).stdout == ""

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from multigpu import wire
 from multigpu.errors import UserError
+from multigpu.network import wire
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from ranked import LR, local_batch, loss, max_difference, mlp, small_buckets, vector
 from torch import nn
 
-from multigpu import launch, rendezvous
+from multigpu import launch
+from multigpu.launch import rendezvous
 from multigpu.strategies import horovod as hvd
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
 from multigpu.strategies.bagua.bytegrad import ByteGrad

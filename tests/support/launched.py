@@ -9,7 +9,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from multigpu import launch, rendezvous
+from multigpu import launch
+from multigpu.launch import rendezvous
 
 
 def main(args: argparse.Namespace) -> None:
@@ -30,6 +31,5 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--spawn")
     parser.add_argument("--endless", action="store_true")
     launch.start(main, parser.parse_args())

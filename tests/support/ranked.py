@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigpu import launch, rendezvous, wire
+from multigpu import launch
 from multigpu.errors import UserError
+from multigpu.launch import rendezvous
+from multigpu.network import wire
 from multigpu.strategies.bagua.base import Algorithm
 
 LR = 0.1

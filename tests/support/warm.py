@@ -47,7 +47,6 @@ TORCH = (
     "tqdm.auto",
     "multigpu.trainer",
     "multigpu.vgpu",
-    "multigpu.metrics",
     "multigpu.proof",
     "multigpu.checkpoint",
 )

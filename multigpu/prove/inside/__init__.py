@@ -3,7 +3,7 @@
 Python imports this module at its start, in every process of a run: it imports little.
 """
 
-from multigpu import after_torch
+from multigpu.virtual import after_torch
 
 
 def watch() -> None:

@@ -26,8 +26,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from multigpu import wire
 from multigpu.errors import UserError
+from multigpu.network import wire
 from multigpu.strategies.bagua.agreement import Agreement
 from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.weights import Weights, broadcast_model

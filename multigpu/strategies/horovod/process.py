@@ -5,8 +5,9 @@ import atexit
 import torch
 import torch.distributed as dist
 
-from multigpu import devices, rendezvous
+from multigpu import devices
 from multigpu.errors import UserError
+from multigpu.launch import rendezvous
 from multigpu.launch.world import World, find_world
 from multigpu.strategies.ranks import num_ranks
 

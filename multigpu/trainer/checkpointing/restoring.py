@@ -11,7 +11,7 @@ import torch
 
 from multigpu.checkpoint import set_random_states
 from multigpu.errors import UserError
-from multigpu.rendezvous import fail_together
+from multigpu.launch.rendezvous import fail_together
 from multigpu.trainer.checkpointing.progress import own_progress, read_progress
 from multigpu.trainer.checkpointing.reading import read_checkpoint
 from multigpu.trainer.checkpointing.weights import load_weights

@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
-from multigpu.rendezvous import same_everywhere
+from multigpu.launch.rendezvous import same_everywhere
 from multigpu.trainer import arguments
 from multigpu.trainer.combined_loader import combined
 from multigpu.trainer.hooks import is_overridden

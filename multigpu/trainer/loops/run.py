@@ -9,7 +9,7 @@ from torch import nn
 
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
-from multigpu.rendezvous import fail_together
+from multigpu.launch.rendezvous import fail_together
 from multigpu.trainer import arguments, defaults, seed
 from multigpu.trainer.callbacks.accumulation import warn_of_overrides
 from multigpu.trainer.checkpointing import restoring
