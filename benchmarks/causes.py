@@ -1,7 +1,7 @@
 """Where a device's simulated time goes: computing, memory traffic, communication, host."""
 
-from multigpu.vgpu.sim.event import Event
-from multigpu.vgpu.sim.spans import merge_spans
+from multigpu.virtual.sim.event import Event
+from multigpu.virtual.sim.spans import merge_spans
 
 CAUSES = ("computing", "memory traffic", "communication", "host")
 # Parts of the names of operations whose kernels are products; the others move memory.

@@ -31,9 +31,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
-from multigpu import launch, plots, vgpu
+from multigpu import Timeline, launch, plots
 from multigpu.files import atomic
 from multigpu.models import CNN
+from multigpu.virtual import control
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "lessons" / "routes.md"
@@ -81,7 +82,7 @@ def third_step(
     last: torch.device,
     batch: int = BATCH,
     micro_batches: int = 1,
-) -> vgpu.Timeline:
+) -> Timeline:
     """The timeline of a step with the images on the first device, the outputs on the last."""
     from PT_CNN_ModelParallel import step
 
@@ -89,46 +90,46 @@ def third_step(
     images = torch.empty(batch, 1, 28, 28, device=first)
     labels = torch.empty(batch, dtype=torch.long, device=last)
     for _ in range(3):
-        began = vgpu.elapsed()
+        began = control.elapsed()
         step(model, optimizer, images, labels, micro_batches)
-    return vgpu.timeline(since=began)
+    return control.timeline(since=began)
 
 
-def one_gpu() -> vgpu.Timeline:
-    with vgpu.running(1, compute=False) as (place,):
+def one_gpu() -> Timeline:
+    with control.running(1, compute=False) as (place,):
         return third_step(CNN(**WIDE).to(place), place, place)
 
 
-def mixed_precision() -> vgpu.Timeline:
+def mixed_precision() -> Timeline:
     class Mixed(CNN):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             with torch.autocast("vgpu", torch.float16):
                 return super().forward(images).float()
 
-    with vgpu.running(1, compute=False) as (place,):
+    with control.running(1, compute=False) as (place,):
         return third_step(Mixed(**WIDE).to(place), place, place)
 
 
-def data_parallel() -> vgpu.Timeline:
-    with vgpu.running(2, compute=False) as places:
+def data_parallel() -> Timeline:
+    with control.running(2, compute=False) as places:
         model = nn.DataParallel(CNN(**WIDE).to(places[0]), places)
         return third_step(model, places[0], places[0])
 
 
-def halves(micro_batches: int = MICRO_BATCHES) -> vgpu.Timeline:
+def halves(micro_batches: int = MICRO_BATCHES) -> Timeline:
     from PT_CNN_ModelParallel import Halves
 
-    with vgpu.running(2, compute=False) as (first, second):
+    with control.running(2, compute=False) as (first, second):
         model = Halves(CNN(**WIDE), first, second)
-        vgpu.number_micro_batches(model, model, micro_batches)
+        control.number_micro_batches(model, model, micro_batches)
         return third_step(model, first, second, micro_batches=micro_batches)
 
 
-def _stage() -> vgpu.Timeline:
+def _stage() -> Timeline:
     from PT_CNN_Pipeline import schedule, stage
 
     rank = launch.find_world().rank
-    (place,) = vgpu.start(1, compute=False)
+    (place,) = control.start(1, compute=False)
     dist.init_process_group("vgpu")
     own_stage = stage(CNN(**WIDE), rank, 2).to(place)
     run = schedule("1f1b", own_stage, place, MICRO_BATCHES)
@@ -138,33 +139,33 @@ def _stage() -> vgpu.Timeline:
     for _ in range(3):
         # All ranks begin the step together.
         dist.barrier()
-        began = vgpu.elapsed()
+        began = control.elapsed()
         optimizer.zero_grad()
         if rank == 0:
             run.step(images)
         else:
             run.step(target=labels)
         optimizer.step()
-    return vgpu.timeline(since=began)
+    return control.timeline(since=began)
 
 
-def _replica() -> vgpu.Timeline:
-    (place,) = vgpu.start(1, compute=False)
+def _replica() -> Timeline:
+    (place,) = control.start(1, compute=False)
     dist.init_process_group("vgpu")
     return third_step(DDP(CNN(**WIDE).to(place)), place, place, BATCH // 2)
 
 
-def _replica_of_stages() -> vgpu.Timeline:
+def _replica_of_stages() -> Timeline:
     from PT_CNN_HybridParallel import Halves
 
-    first, second = vgpu.start(2, compute=False)
+    first, second = control.start(2, compute=False)
     dist.init_process_group("vgpu")
     model = DDP(Halves(CNN(**WIDE), (first, second), MICRO_BATCHES))
     return third_step(model, first, second, BATCH // 2)
 
 
-def _trained() -> vgpu.Timeline:
-    (place,) = vgpu.start(1, compute=False)
+def _trained() -> Timeline:
+    (place,) = control.start(1, compute=False)
 
     class Wide(L.LightningModule):
         def __init__(self):
@@ -176,7 +177,7 @@ def _trained() -> vgpu.Timeline:
             return F.cross_entropy(self.net(batch[0]), batch[1])
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.ends.append(vgpu.elapsed())
+            self.ends.append(control.elapsed())
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
@@ -195,12 +196,12 @@ def _trained() -> vgpu.Timeline:
     module = Wide()
     trainer.fit(module, DataLoader([(images, labels)] * 3, batch_size=None))
     _, began, ended = module.ends
-    timeline = vgpu.timeline(since=began)
-    return vgpu.Timeline(timeline.events, timeline.lanes, began, ended, timeline.label)
+    timeline = control.timeline(since=began)
+    return Timeline(timeline.events, timeline.lanes, began, ended, timeline.label)
 
 
-def two_ranks(function: Callable[[], vgpu.Timeline]) -> Callable[[], vgpu.Timeline]:
-    return functools.cache(lambda: vgpu.Timeline.of_ranks(launch.call(function, 2)))
+def two_ranks(function: Callable[[], Timeline]) -> Callable[[], Timeline]:
+    return functools.cache(lambda: Timeline.of_ranks(launch.call(function, 2)))
 
 
 replicas = two_ranks(_replica)
@@ -212,7 +213,7 @@ replicas = two_ranks(_replica)
 # GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured, and for
 # lesson 12's, whose steps are lesson 05's.
 
-ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
+ROUTES: dict[str, tuple[Callable[[], Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
     "02 DataParallel": (data_parallel, "PT_CNN_DataParallel", None),
     "03 model parallelism": (halves, "PT_CNN_ModelParallel", None),

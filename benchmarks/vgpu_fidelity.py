@@ -37,9 +37,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from multigpu import vgpu
 from multigpu.files import write_json
 from multigpu.models.resnet import halves, resnet
+from multigpu.virtual import control
 
 HERE = Path(__file__).parent
 # How much slower the hosts of [N] are than those of sim/host.py. Calibrated on another row of
@@ -57,14 +57,14 @@ class Run(NamedTuple):
 
 def measured(start: float) -> Run:
     """The run on the running devices from `start`, in simulated seconds, until now."""
-    timeline = vgpu.timeline(since=start)
-    end = vgpu.elapsed()
+    timeline = control.timeline(since=start)
+    end = control.elapsed()
     return Run(end - start, shares(causes(timeline.events, start, end)))
 
 
 def tutorial(kind: str, split: int = 20, gpu: str = "V100-16GB", link: str = "NVLink2") -> Run:
     """The simulated run of the tutorial's `train`, 3 batches, after one batch to warm up."""
-    with vgpu.running(count=2, gpu=gpu, link=link, compute=False) as (first, second):
+    with control.running(count=2, gpu=gpu, link=link, compute=False) as (first, second):
         front, back = halves()
         front.to(first)
         back.to(first if kind == "one" else second)
@@ -95,7 +95,7 @@ def tutorial(kind: str, split: int = 20, gpu: str = "V100-16GB", link: str = "NV
                 optimizer.step()
 
         train(1)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         train(3)
         return measured(start)
 
@@ -111,7 +111,7 @@ def training(batch: int, half: bool, device: torch.device, ddp: bool = False) ->
     labels = torch.empty(batch, dtype=torch.long, device=device)
     for step in range(3):
         if step == 2:
-            start = vgpu.elapsed()
+            start = control.elapsed()
         optimizer.zero_grad()
         with torch.autocast("vgpu", dtype=torch.float16, enabled=half):
             loss = cross_entropy(model(images), labels)
@@ -128,7 +128,7 @@ def one_gpu(gpu: str, link: str, batch: int, half: bool = False) -> Run:
 
 def running(gpu: str, link: str) -> AbstractContextManager[list[torch.device]]:
     """One virtual GPU on a host of [N]."""
-    return vgpu.running(1, gpu, link, compute=False, host_factor=HOST_FACTOR)
+    return control.running(1, gpu, link, compute=False, host_factor=HOST_FACTOR)
 
 
 def inference(batch: int) -> Run:
@@ -137,7 +137,7 @@ def inference(batch: int) -> Run:
         model = resnet(50).to(device).eval()
         images = torch.empty(batch, 3, 224, 224, device=device)
         model(images)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         model(images)
         return measured(start)
 

@@ -8,7 +8,7 @@
 4. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
 
 The runs alternate, so a change of the machine's speed affects both equally. The two runs of 1
-and 2 are in two processes, because vgpu.start lets the allocator keep freed memory, which
+and 2 are in two processes, because control.start lets the allocator keep freed memory, which
 would make a plain CPU step in the same process faster too. Another row has both runs in one
 process: it shows the cost of the wrappers alone. Beside it is the same step with a tensor
 subclass that only passes its operations on (forwarding.py): no virtual GPU whose tensors are a
@@ -27,11 +27,11 @@ from alternating import seconds_in_turn, spread
 from forwarding import wrap, wrap_parameters
 from torch.nn.functional import cross_entropy
 
-from multigpu import vgpu
 from multigpu.files import write_json
 from multigpu.models import CNN
 from multigpu.models.resnet import resnet
 from multigpu.models.transformer import gpt
+from multigpu.virtual import control
 
 HERE = Path(__file__).parent
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 60
@@ -107,7 +107,7 @@ def serve(name: str, device: str, threads: int) -> None:
     torch.set_num_threads(threads)
     on_cpu = device == "cpu"
     make, _, _ = STEPS[name]
-    step = make(torch.device("cpu") if on_cpu else vgpu.start(count=1)[0])
+    step = make(torch.device("cpu") if on_cpu else control.start(count=1)[0])
     for _ in sys.stdin:
         print(seconds(step, 3), flush=True)
 
@@ -134,7 +134,7 @@ def overhead(name: str, threads: int) -> dict:
 def within_one_process(name: str) -> dict:
     """The same in one process, where the plain step gains from the allocator too."""
     make, _, goal = STEPS[name]
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         plain = make(torch.device("cpu"))
         virtual = make(device)
         ratios = sorted(1 / seconds(plain, 3) * seconds(virtual, 3) for _ in range(ROUNDS))
@@ -149,7 +149,7 @@ def within_one_process(name: str) -> dict:
 
 def least_cost() -> dict:
     """The CNN's step in one process, with tensors that only pass their operations on."""
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         plain = cnn_step(torch.device("cpu"))
         forwarded = cnn_step(device, bare=True)
         ratios = [1 / seconds(plain, 3) * seconds(forwarded, 3) for _ in range(ROUNDS)]
@@ -163,7 +163,7 @@ def least_cost() -> dict:
 
 
 def shape_only() -> dict:
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         model = resnet(50).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         images = torch.empty(120, 3, 128, 128, device=device)

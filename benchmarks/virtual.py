@@ -24,9 +24,9 @@ import torch
 from alternating import seconds_in_turn, spread
 from torch.nn.functional import cross_entropy
 
-from multigpu import vgpu
 from multigpu.files import write_json
 from multigpu.models import CNN
+from multigpu.virtual import control
 
 HERE = Path(__file__).parent
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 40
@@ -62,7 +62,7 @@ def step(device: torch.device) -> Callable[[], None]:
 def serve(device: str, what: str) -> None:
     """A process of `ratio`: for each line of stdin, print the seconds of a run."""
     torch.set_num_threads(1)
-    place = torch.device("cuda") if device == "cuda" else vgpu.start(count=1)[0]
+    place = torch.device("cuda") if device == "cuda" else control.start(count=1)[0]
     run = {"operation": operations, "step": step}[what](place)
     for _ in range(5):
         run()

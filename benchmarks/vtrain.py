@@ -43,10 +43,10 @@ from causes import CAUSES, causes
 from megatron_gpt import GPT
 from torch.nn.functional import cross_entropy
 
-from multigpu import vgpu
 from multigpu.files import write_json
-from multigpu.vgpu.sim.network import Network, collective_seconds
-from multigpu.vgpu.sim.presets import LINKS
+from multigpu.virtual import control
+from multigpu.virtual.sim.network import Network, collective_seconds
+from multigpu.virtual.sim.presets import LINKS
 
 HERE = Path(__file__).parent
 LENGTH = 1024
@@ -118,9 +118,9 @@ def simulate(row: Row) -> Step:
 
     Nothing changes from the second micro-batch on, so a step with more of them is a sum.
     """
-    with vgpu.running(1, "A100-80GB", "NVLink3", compute=False, host_factor=HOST_FACTOR) as (
-        device,
-    ):
+    with control.running(
+        1, "A100-80GB", "NVLink3", compute=False, host_factor=HOST_FACTOR
+    ) as (device,):
         with device:
             model = GPT(row.layers, row.hidden, 16, LENGTH, WORDS).half()
         tokens = torch.empty(row.micro_batch, LENGTH, dtype=torch.long, device=device)
@@ -130,15 +130,15 @@ def simulate(row: Row) -> Step:
             for _ in range(2)
         ]
         counts = [torch.zeros((), device=device) for _ in parameters]
-        times = [vgpu.elapsed()]
+        times = [control.elapsed()]
         for _ in range(2):
             logits = model(tokens)
             cross_entropy(logits.view(-1, WORDS), tokens.view(-1)).backward()
             del logits
-            times.append(vgpu.elapsed())
+            times.append(control.elapsed())
         update(parameters, moments, counts)
-        end = vgpu.elapsed()
-        events = vgpu.timeline().events
+        end = control.elapsed()
+        events = control.timeline().events
         gradients = sum(value.grad.nbytes for value in parameters)
     return Step(causes(events, times[0], end), causes(events, times[1], times[2]), gradients)
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multigpu.lesson import open_lesson as open_lesson
-    from multigpu.vgpu.control import elapsed as elapsed
-    from multigpu.vgpu.control import label as label
-    from multigpu.vgpu.control import marked as marked
-    from multigpu.vgpu.control import memory_held as memory_held
-    from multigpu.vgpu.control import number_micro_batches as number_micro_batches
-    from multigpu.vgpu.control import timeline as timeline
-    from multigpu.vgpu.sim.network import Network as Network
-    from multigpu.vgpu.sim.network import collective_seconds as collective_seconds
-    from multigpu.vgpu.sim.presets import GPUS as GPUS
-    from multigpu.vgpu.sim.presets import LINKS as LINKS
-    from multigpu.vgpu.sim.presets import NETWORKS as NETWORKS
-    from multigpu.vgpu.sim.presets import Gpu as Gpu
-    from multigpu.vgpu.sim.presets import Link as Link
-    from multigpu.vgpu.sim.timeline import Timeline as Timeline
     from multigpu.virtual.choice import gpus as gpus
+    from multigpu.virtual.control import elapsed as elapsed
+    from multigpu.virtual.control import label as label
+    from multigpu.virtual.control import marked as marked
+    from multigpu.virtual.control import memory_held as memory_held
+    from multigpu.virtual.control import number_micro_batches as number_micro_batches
+    from multigpu.virtual.control import timeline as timeline
+    from multigpu.virtual.sim.network import Network as Network
+    from multigpu.virtual.sim.network import collective_seconds as collective_seconds
+    from multigpu.virtual.sim.presets import GPUS as GPUS
+    from multigpu.virtual.sim.presets import LINKS as LINKS
+    from multigpu.virtual.sim.presets import NETWORKS as NETWORKS
+    from multigpu.virtual.sim.presets import Gpu as Gpu
+    from multigpu.virtual.sim.presets import Link as Link
+    from multigpu.virtual.sim.timeline import Timeline as Timeline
 
 __version__ = "0.1.0"
 
@@ -36,13 +36,15 @@ __version__ = "0.1.0"
 _PLACES = {
     "gpus": "multigpu.virtual.choice",
     "open_lesson": "multigpu.lesson",
-    "Timeline": "multigpu.vgpu.sim.timeline",
+    "Timeline": "multigpu.virtual.sim.timeline",
     **dict.fromkeys(
         ("elapsed", "label", "marked", "memory_held", "number_micro_batches", "timeline"),
-        "multigpu.vgpu.control",
+        "multigpu.virtual.control",
     ),
-    **dict.fromkeys(("Network", "collective_seconds"), "multigpu.vgpu.sim.network"),
-    **dict.fromkeys(("GPUS", "LINKS", "NETWORKS", "Gpu", "Link"), "multigpu.vgpu.sim.presets"),
+    **dict.fromkeys(("Network", "collective_seconds"), "multigpu.virtual.sim.network"),
+    **dict.fromkeys(
+        ("GPUS", "LINKS", "NETWORKS", "Gpu", "Link"), "multigpu.virtual.sim.presets"
+    ),
 }
 
 

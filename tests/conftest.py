@@ -37,9 +37,9 @@ def npz(tmp_path: Path):
 @pytest.fixture
 def two():
     """Two virtual GPUs, stopped after the test."""
-    from multigpu import vgpu
+    from multigpu.virtual import control
 
-    with vgpu.running(count=2) as devices:
+    with control.running(count=2) as devices:
         yield devices
 
 

@@ -14,7 +14,7 @@ from section import Section, main
 from torch import nn
 from workloads import TINY, Size, compute_exactly, loss_of, new_batch, new_model
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 STEPS = 20
 REHEARSED = 2  # steps
@@ -147,7 +147,7 @@ def real(section: Section) -> None:
 
 
 def virtual(section: Section) -> None:
-    with vgpu.running(1, gpu=section.card.gpu) as (device,):
+    with control.running(1, gpu=section.card.gpu) as (device,):
         for precision, half in HALF.items():
             section.row(case=precision, dtypes=dtypes(device, half))
 

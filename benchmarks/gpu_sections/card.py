@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_sections/card.py --device cuda --out FILE
 
-A GPU has a preset in multigpu.vgpu.GPUS, or figures of its data sheet here, or, if it is
+A GPU has a preset in multigpu.GPUS, or figures of its data sheet here, or, if it is
 unknown, an estimate from torch.cuda.get_device_properties. `source` says which.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from multigpu import vgpu
+from multigpu import GPUS, Gpu
 from multigpu.files import write_json
-from multigpu.vgpu import GPUS, Gpu
+from multigpu.virtual import control
 
 # Words of the name that torch.cuda.get_device_name gives → the preset. The first match wins.
 PRESETS = (
@@ -235,7 +235,7 @@ def main() -> None:
     check_versions(args.device)
     card = this_card() if args.device == "cuda" else stand_in()
     # A typing error in the figures shows here, and not in each section.
-    with vgpu.running(1, gpu=card.gpu, compute=False):
+    with control.running(1, gpu=card.gpu, compute=False):
         pass
     write_json(args.out, card.as_dict())
 

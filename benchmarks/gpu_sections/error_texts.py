@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from section import Section, main
 from torch import nn
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 FAR = 63  # no machine has so many GPUs
 
@@ -118,7 +118,7 @@ def real(section: Section) -> None:
 
 
 def virtual(section: Section) -> None:
-    with vgpu.running(1, gpu=section.card.gpu) as (device,):
+    with control.running(1, gpu=section.card.gpu) as (device,):
         for name, call in mistakes(device).items():
             kind, text = error_of(call)
             section.row(case=name, error=kind, text=text[:600])

@@ -15,7 +15,7 @@ from section import Section, main
 from timing import Times, kernel_times, step_times, synchronize
 from torch import nn
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 CALLS = 200
 ROUNDS = 9
@@ -94,14 +94,14 @@ def real(section: Section) -> None:
 
 
 def virtual(section: Section) -> None:
-    with vgpu.running(1, gpu=section.card.gpu, compute=False) as (device,):
+    with control.running(1, gpu=section.card.gpu, compute=False) as (device,):
         for name, call in operations(device).items():
             with section.item(name):
                 call()
-                began = vgpu.elapsed()
+                began = control.elapsed()
                 for _ in range(20):
                     call()
-                section.row(case=name, seconds=(vgpu.elapsed() - began) / 20)
+                section.row(case=name, seconds=(control.elapsed() - began) / 20)
 
 
 if __name__ == "__main__":

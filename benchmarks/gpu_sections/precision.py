@@ -8,8 +8,8 @@ import torch
 from section import Section
 from workloads import float32_products
 
-from multigpu import vgpu
-from multigpu.vgpu import Gpu
+from multigpu import Gpu
+from multigpu.virtual import control
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -53,5 +53,7 @@ def computing(precision: str) -> Iterator[torch.dtype | None]:
 @contextmanager
 def simulating(precision: str, section: Section) -> Iterator[torch.device]:
     """Within the block, a virtual GPU of this precision runs, with shapes only."""
-    with vgpu.running(1, gpu=gpu_for(precision, section.card.gpu), compute=False) as (device,):
+    with control.running(1, gpu=gpu_for(precision, section.card.gpu), compute=False) as (
+        device,
+    ):
         yield device

@@ -12,7 +12,7 @@ from statistics import quantiles
 
 import torch
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 WARM_UP = 3
 REHEARSED = 2  # repeats on the CPU
@@ -125,18 +125,18 @@ def wait_on_gpu(seconds: float) -> None:
 def simulated_step(step: Callable[[], object], steps: int = 2) -> float:
     """Simulated seconds of a step on the running virtual GPU, after one step to warm up."""
     step()
-    began = vgpu.elapsed()
+    began = control.elapsed()
     for _ in range(steps):
         step()
-    return (vgpu.elapsed() - began) / steps
+    return (control.elapsed() - began) / steps
 
 
 def simulated_kernels(call: Callable[[], object]) -> float:
     """Simulated seconds of a call's kernels on the running virtual GPU, without the host's."""
     call()
-    began = vgpu.elapsed()
+    began = control.elapsed()
     call()
-    events = vgpu.timeline(since=began).events
+    events = control.timeline(since=began).events
     return sum(event.end - event.start for event in events if event.kind == "compute")
 
 

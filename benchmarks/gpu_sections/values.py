@@ -13,7 +13,7 @@ from section import Section, main
 from workloads import MODELS, TINY, Size, compute_exactly, new_batch, new_model
 from workloads import training_step as new_step
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 STEPS = 4
 FACTOR, FLOOR = 10, 1e-5
@@ -80,7 +80,7 @@ def saved(path: Path, name: str) -> Path:
 
 
 def virtual(section: Section) -> None:
-    with vgpu.running(1, gpu=section.card.gpu) as (device,):
+    with control.running(1, gpu=section.card.gpu) as (device,):
         for name in MODELS:
             with section.item(name):
                 losses, weights = train(name, section, device)

@@ -5,10 +5,9 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from multigpu import vgpu
 from multigpu.exercise.exercise import Grading, grade_with
 from multigpu.exercise.sources import Sources
-from multigpu.virtual import face
+from multigpu.virtual import control, face
 
 # What the checks may use beside what the imports use. An answer decides on the size of what it
 # returns, and a check that needs more is wrong: it ends in MemoryError.
@@ -31,7 +30,7 @@ def begin(file: str) -> None:
         shell.reset(new_session=True)
     # The next exercise may start another number of virtual GPUs.
     face.take_off()
-    vgpu.stop()
+    control.stop()
     data: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     secret, sandbox = data.pop("secret"), data.pop("sandbox")
     _grading = Grading(Sources(**data), secret, sandbox)

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from multigpu.errors import UserError, pluralize
-from multigpu.vgpu import LINKS, NETWORKS, Link
-from multigpu.vgpu.sim.network import Network
-from multigpu.vgpu.sim.presets import find_preset
+from multigpu.virtual.sim.network import Network
+from multigpu.virtual.sim.presets import LINKS, NETWORKS, Link, find_preset
 
 # The GPUs of a node, if a network between nodes is given and their number is not: a DGX's.
 PER_NODE = 8

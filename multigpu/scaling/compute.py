@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from multigpu import vgpu
 from multigpu.errors import UserError
 from multigpu.scaling.workloads import Workload
-from multigpu.vgpu.sim.event import Event
+from multigpu.virtual import control
+from multigpu.virtual.sim.event import Event
+from multigpu.virtual.sim.presets import Gpu
+from multigpu.virtual.sim.timeline import Timeline
 
 # More than any GPU has: what does not fit is reported, and timed as if it did.
 ROOM = 2**60
@@ -69,7 +71,7 @@ class Compute:
 
 def profile(
     workload: Workload,
-    gpu: vgpu.Gpu,
+    gpu: Gpu,
     batches: Iterable[int],
     precision: str = "fp32",
     slowdowns: Sequence[float] = (1.0,),
@@ -92,13 +94,13 @@ def profile(
 
 def _profile(
     workload: Workload,
-    gpu: vgpu.Gpu,
+    gpu: Gpu,
     batches: Iterable[int],
     dtype: torch.dtype | None,
     slowdowns: Sequence[float],
     layers: int | None,
 ) -> dict[int, list[Compute]]:
-    with vgpu.running(1, gpu=gpu, memory=ROOM, compute=False) as (device,):
+    with control.running(1, gpu=gpu, memory=ROOM, compute=False) as (device,):
         with torch.device("meta"):
             model = workload.build(layers)
         model = model.to(device)
@@ -134,7 +136,7 @@ def _step(
     samples: int,
     device: torch.device,
     dtype: torch.dtype | None,
-) -> tuple[vgpu.Timeline, list[str]]:
+) -> tuple[Timeline, list[str]]:
     """One step; its timeline, and the parameters' names in the order of their gradients.
 
     The copies have notes: "in NAME" and "out NAME".
@@ -144,7 +146,7 @@ def _step(
 
     def into_bucket(name: str) -> None:
         order.append(name)
-        with vgpu.marked(f"in {name}"):
+        with control.marked(f"in {name}"):
             torch.mul(weights[name].grad, 1.0, out=bucket_views[name])
 
     with ExitStack() as hooks:
@@ -153,21 +155,21 @@ def _step(
                 lambda _, name=name: into_bucket(name)
             )
             hooks.callback(hook.remove)
-        began = vgpu.elapsed()
+        began = control.elapsed()
         inputs = workload.inputs(samples, device)
         with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             loss = workload.loss(model, inputs)
         loss.backward()
         for name in order:
-            with vgpu.marked(f"out {name}"):
+            with control.marked(f"out {name}"):
                 weights[name].grad.copy_(bucket_views[name])
         optimizer.step()
         optimizer.zero_grad()
-    return vgpu.timeline(since=began), order
+    return control.timeline(since=began), order
 
 
 def _read(
-    timeline: vgpu.Timeline,
+    timeline: Timeline,
     slowdown: float,
     sizes: dict[str, int],
     order: list[str],
@@ -208,7 +210,7 @@ def _read(
     )
 
 
-def slowed(timeline: vgpu.Timeline, slowdown: float) -> Iterator[tuple[Event, float]]:
+def slowed(timeline: Timeline, slowdown: float) -> Iterator[tuple[Event, float]]:
     """The timeline's events with their ends, if each takes `slowdown` times as long.
 
     The host launches operations as before. An operation that waited for its launch starts at

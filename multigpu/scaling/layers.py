@@ -9,9 +9,9 @@ falls behind in the middle of the step, as in a tiny model, it is an approximati
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from multigpu import vgpu
 from multigpu.scaling.compute import Compute, Gradient, profile
 from multigpu.scaling.workloads import Workload
+from multigpu.virtual.sim.presets import Gpu
 
 # A model with this number of layers runs whole.
 FEW = 6
@@ -19,7 +19,7 @@ FEW = 6
 
 def profile_any(
     workload: Workload,
-    gpu: vgpu.Gpu,
+    gpu: Gpu,
     batches: Iterable[int],
     precision: str = "fp32",
     slowdowns: Sequence[float] = (1.0,),

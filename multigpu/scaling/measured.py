@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multigpu.errors import UserError
 from multigpu.scaling.layers import profile_any
 from multigpu.scaling.workloads import Workload
-from multigpu.vgpu import Gpu
+from multigpu.virtual.sim.presets import Gpu
 
 # Kernels from 8 times as fast as simulated to 8 times as slow.
 FACTORS = tuple(2 ** (n / 16) for n in range(-48, 49))

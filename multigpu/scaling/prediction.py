@@ -4,7 +4,7 @@
     print(report.table(prediction))
 
 A GPU's computation comes from one virtual GPU (compute.py), the overlap of backward and the
-all-reduces from step.py, the all-reduces' times from vgpu/sim/network.py, the slowest rank
+all-reduces from step.py, the all-reduces' times from sim/network.py, the slowest rank
 from stragglers.py, and the wait for data from loader.py.
 
 The null model is linear: n GPUs are n times as fast as one.
@@ -25,9 +25,8 @@ from multigpu.scaling.shares import slowdowns
 from multigpu.scaling.step import ddp_step
 from multigpu.scaling.stragglers import SPREAD, slowest
 from multigpu.scaling.workloads import Workload, find
-from multigpu.vgpu import GPUS, Gpu, Link
-from multigpu.vgpu.sim.network import Group, Network, collective_seconds
-from multigpu.vgpu.sim.presets import find_preset
+from multigpu.virtual.sim.network import Group, Network, collective_seconds
+from multigpu.virtual.sim.presets import GPUS, Gpu, Link, find_preset
 
 # Scaling bends at the first number of GPUs whose efficiency is below this.
 WORTH = 0.8
@@ -112,7 +111,7 @@ def predict(
     """Predict a step of DDP for each number in `gpus`.
 
     The arguments are those of `multigpu scaling`: names of a model (workloads.py), a GPU and
-    links (vgpu/sim/presets.py), or a Gpu and Links of your own. `times` are factors of the
+    links (sim/presets.py), or a Gpu and Links of your own. `times` are factors of the
     kernels' times, such as simulated ÷ measured samples/s of one GPU; there is one estimate
     for each, and by default the factors are those of shares.py. `measured` is a step of one
     GPU, and gives the factor with which the simulated step takes as long. Raises UserError for

@@ -7,7 +7,7 @@ from typing import Any
 from multigpu.errors import pluralize
 from multigpu.scaling.prediction import INPUT, WORTH, Estimate, Prediction, Row
 from multigpu.scaling.shares import slowdowns
-from multigpu.vgpu.sim.presets import GIB
+from multigpu.virtual.sim.presets import GIB
 
 
 def text(prediction: Prediction) -> str:

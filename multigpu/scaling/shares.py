@@ -8,7 +8,7 @@ between 72% and 144% of its speed (more than 100% where cuDNN's Winograd convolu
 fewer multiplications than the formula counts). The lowest share here leaves room for worse.
 """
 
-from multigpu.vgpu import Gpu
+from multigpu.virtual.sim.presets import Gpu
 
 LOWEST_SHARE = 0.5
 

@@ -61,7 +61,7 @@ class Accelerator:
                 raise UserError(
                     f"{count} devices were requested, but this process runs "
                     f"{pluralize(len(running), 'virtual GPU')}: "
-                    f"call vgpu.stop() first, or request {len(running)}."
+                    f"call multigpu.virtual.control.stop() first, or request {len(running)}."
                 )
             return running[:count]
         devices = [torch.device("cuda", index) for index in self.indices or range(count)]
@@ -86,12 +86,12 @@ CLASSES = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "vgpu": VirtualAccele
 
 def virtual(start: int = 0) -> list[torch.device]:
     """Return this process's virtual GPUs. If none runs, start `start` of them."""
-    if not start and "multigpu.vgpu" not in sys.modules:
+    if not start and "multigpu.virtual.control" not in sys.modules:
         return []
     # Imported late, so a run without virtual GPUs does not wait for the import.
-    from multigpu import vgpu
+    from multigpu.virtual import control
 
-    return vgpu.devices() or (vgpu.start(start) if start else [])
+    return control.devices() or (control.start(start) if start else [])
 
 
 def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") -> Accelerator:

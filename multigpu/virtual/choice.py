@@ -5,13 +5,13 @@ from typing import Literal
 
 import torch
 
-from multigpu import devices, vgpu
+from multigpu import devices
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import World
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.presets import Gpu, Link, find_gpus, size_in_bytes
-from multigpu.virtual import face
+from multigpu.virtual import control, face
 from multigpu.virtual.options import CLOCKS, Options, from_environment
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.presets import Gpu, Link, find_gpus, size_in_bytes
 
 
 class Devices(list[torch.device]):
@@ -80,7 +80,7 @@ def gpus(
     arguments = (gpu, link, memory, gpus_per_node, between_nodes)
     wanted = any(one is not None for one in arguments) or shapes_only or clock != "real"
     command = from_environment()
-    running = vgpu.devices() if face.is_on() else []
+    running = control.devices() if face.is_on() else []
     if not wanted:
         count = 2 if count is None else count
         if count < 1:
@@ -133,7 +133,7 @@ def _announcement(count: int, real: int) -> str:
     has = pluralize(real, "GPU") if real else "no GPU"
     compute = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
     # Two lines, because a notebook has room for 95 columns.
-    text = f"This machine has {has}: {compute} on the CPU instead\n({vgpu.label()})."
+    text = f"This machine has {has}: {compute} on the CPU instead\n({control.label()})."
     if real:
         text += (
             "\nIn this process PyTorch now uses virtual GPUs alone: to use real GPUs, start "

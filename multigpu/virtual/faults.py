@@ -10,7 +10,7 @@ from multigpu.errors import UserError
 
 # The machine imports torch, which the command does not need.
 if TYPE_CHECKING:
-    from multigpu.vgpu.sim.machine import Machine
+    from multigpu.virtual.sim.machine import Machine
 
 # The figures of a Gpu that are divided if it is slow.
 RATES = ("bandwidth", "fp64", "fp32", "tf32", "fp16")

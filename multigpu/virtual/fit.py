@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multigpu.vgpu.sim.presets import format_bytes
 from multigpu.virtual.record import Device
+from multigpu.virtual.sim.presets import format_bytes
 
 # Bytes of CUDA's context, which is not simulated: 526.8 MiB on an H100 (benchmarks/gpu).
 CONTEXT = 527 * 2**20

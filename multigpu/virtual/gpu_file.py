@@ -9,7 +9,7 @@
     host = "PCIe4"
     capability = "8.6"
 
-The fields are those of Gpu (vgpu/sim/presets.py). With `like`, the name of a preset, a file
+The fields are those of Gpu (sim/presets.py). With `like`, the name of a preset, a file
 has only what differs from it. Without `tf32` the GPU has no TF32 units, without `bf16` it has
 bfloat16 units from capability 8.0 on, and without `shares` it reaches its peaks.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from multigpu.errors import UserError, did_you_mean
-from multigpu.vgpu.sim.presets import GPUS, LINKS, Gpu, Shares, size_in_bytes
+from multigpu.virtual.sim.presets import GPUS, LINKS, Gpu, Shares, size_in_bytes
 
 NEEDED = ("name", "memory", "bandwidth", "fp64", "fp32", "fp16", "host", "capability")
 PREFIXES = {"": 1.0, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

@@ -79,8 +79,8 @@ def _start() -> None:
             f"the host has {memory / GIB:.1f} GiB of memory left, too little for one more "
             f"process: start fewer ranks."
         )
-    from multigpu.vgpu.sim import machine
     from multigpu.virtual import face, kinds, recorder, shared_memory
+    from multigpu.virtual.sim import machine
 
     face.put_on(options.seen(visible))
     if (started := machine.running()) is not None:

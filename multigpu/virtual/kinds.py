@@ -15,10 +15,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from multigpu.vgpu.ops.tensor import VirtualTensor
-from multigpu.vgpu.ops.usage import tensors_in
-from multigpu.vgpu.sim import machine, memory
-from multigpu.vgpu.sim.contents import GRADIENTS, MARKED, PARAMETERS, STATE
+from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.ops.usage import tensors_in
+from multigpu.virtual.sim import machine, memory
+from multigpu.virtual.sim.contents import GRADIENTS, MARKED, PARAMETERS, STATE
 
 # For each device, the allocation that had made the peak when the blocks were marked last.
 _marked_at: list[int] = []

@@ -1,7 +1,13 @@
 """A timeline as text: a line for each GPU, a character for each part of the time."""
 
-from multigpu.vgpu.sim.spans import Span, format_seconds, involves, merge_spans, subtract_spans
-from multigpu.vgpu.sim.timeline import Timeline
+from multigpu.virtual.sim.spans import (
+    Span,
+    format_seconds,
+    involves,
+    merge_spans,
+    subtract_spans,
+)
+from multigpu.virtual.sim.timeline import Timeline
 
 WIDTH = 64
 # The share of a part in which the GPU computes, in eighths.

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.presets import Gpu
 from multigpu.virtual import shared_memory
 from multigpu.virtual.options import from_environment
 from multigpu.virtual.record import VARIABLE
+from multigpu.virtual.sim.presets import Gpu
 
 if TYPE_CHECKING:
-    from multigpu.vgpu.sim.machine import Machine
-    from multigpu.vgpu.sim.memory import Meter
+    from multigpu.virtual.sim.machine import Machine
+    from multigpu.virtual.sim.memory import Meter
 
 # The versions that NVML and nvidia-smi report. 570.26 is the first driver for CUDA 12.8:
 # NVIDIA, "CUDA 12.8 Release Notes", table "CUDA Toolkit and Corresponding Driver Versions".
@@ -72,7 +72,7 @@ def statuses() -> list[Status]:
 
 def _machine() -> "Machine | None":
     """The virtual GPUs of this process, if it has some."""
-    module = sys.modules.get("multigpu.vgpu.sim.machine")
+    module = sys.modules.get("multigpu.virtual.sim.machine")
     machine = module and module.running()
     return machine if machine and machine.process == os.getpid() else None
 

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from multigpu.errors import UserError, did_you_mean
-from multigpu.vgpu.sim.network import Network
-from multigpu.vgpu.sim.presets import (
+from multigpu.virtual import gpu_file
+from multigpu.virtual.faults import Kill, Slow
+from multigpu.virtual.sim.network import Network
+from multigpu.virtual.sim.presets import (
     GPUS,
     LINKS,
     NETWORKS,
@@ -20,8 +22,6 @@ from multigpu.vgpu.sim.presets import (
     models_label,
     size_in_bytes,
 )
-from multigpu.virtual import gpu_file
-from multigpu.virtual.faults import Kill, Slow
 
 # The environment variable with the options of the run, as JSON.
 VARIABLE = "MULTIGPU_VIRTUAL"

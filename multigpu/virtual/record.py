@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multigpu.vgpu.sim.event import Event
+from multigpu.virtual.sim.event import Event
 
 # The environment variable with the folder of the run's records.
 VARIABLE = "MULTIGPU_VIRTUAL_RECORDS"

@@ -18,18 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from multigpu.vgpu.patches import standstill
-from multigpu.vgpu.sim import machine as _machine
-from multigpu.vgpu.sim.clock import Clock
-from multigpu.vgpu.sim.contents import by_kind, by_line
-from multigpu.vgpu.sim.event import HOST, Event
-from multigpu.vgpu.sim.flops import CountingCosts
-from multigpu.vgpu.sim.machine import Machine
-from multigpu.vgpu.sim.memory import Meter
-from multigpu.vgpu.sim.notes import take_events
 from multigpu.virtual import kinds
 from multigpu.virtual.busy import Busy
 from multigpu.virtual.face.cuda_only import notes as left_out
+from multigpu.virtual.patches import standstill
 from multigpu.virtual.record import (
     LIMIT,
     VARIABLE,
@@ -40,6 +32,14 @@ from multigpu.virtual.record import (
     write_summary,
 )
 from multigpu.virtual.shared_memory import machine as machine_name
+from multigpu.virtual.sim import machine as _machine
+from multigpu.virtual.sim.clock import Clock
+from multigpu.virtual.sim.contents import by_kind, by_line
+from multigpu.virtual.sim.event import HOST, Event
+from multigpu.virtual.sim.flops import CountingCosts
+from multigpu.virtual.sim.machine import Machine
+from multigpu.virtual.sim.memory import Meter
+from multigpu.virtual.sim.notes import take_events
 
 # Seconds between two writes.
 INTERVAL = 0.2

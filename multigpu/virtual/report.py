@@ -8,16 +8,16 @@ from typing import Any
 
 from multigpu.errors import pluralize
 from multigpu.files import write_json
-from multigpu.vgpu.sim.event import Event
-from multigpu.vgpu.sim.presets import format_bytes
-from multigpu.vgpu.sim.spans import format_seconds
-from multigpu.vgpu.sim.timeline import Timeline
 from multigpu.virtual.fit import Fit
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
 from multigpu.virtual.prediction import Prediction
 from multigpu.virtual.record import Device, Record, read_records
 from multigpu.virtual.shared_memory import Shared, read_shared
+from multigpu.virtual.sim.event import Event
+from multigpu.virtual.sim.presets import format_bytes
+from multigpu.virtual.sim.spans import format_seconds
+from multigpu.virtual.sim.timeline import Timeline
 from multigpu.virtual.table import table
 from multigpu.virtual.traffic import Flow
 from multigpu.virtual.traffic import text as traffic_text

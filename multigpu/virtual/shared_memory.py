@@ -21,7 +21,7 @@ from multigpu.errors import UserError
 from multigpu.virtual.record import VARIABLE
 
 if TYPE_CHECKING:
-    from multigpu.vgpu.sim.memory import Meter
+    from multigpu.virtual.sim.memory import Meter
 
 SUFFIX = ".memory"
 # A table's numbers, of 8 bytes: the most bytes that all processes occupied at the same time,

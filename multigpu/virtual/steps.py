@@ -5,9 +5,9 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.flops import CountingCosts
 from multigpu.virtual import recorder
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.flops import CountingCosts
 
 
 class _Steps:

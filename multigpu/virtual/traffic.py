@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from multigpu.vgpu.sim.presets import format_bytes
+from multigpu.virtual.sim.presets import format_bytes
 from multigpu.virtual.table import table
 
 # The pairs that the text names: those with the most bytes.

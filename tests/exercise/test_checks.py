@@ -465,9 +465,9 @@ def test_gates_show_whether_an_all_reduce_began_before_backward_ended(capsys, ov
 
 ON_A_VIRTUAL_GPU = """
 def f():
-    from multigpu import vgpu
+    from multigpu.virtual import control
 
-    _, second = vgpu.start(2)
+    _, second = control.start(2)
     weight = torch.ones(2, device=second, requires_grad=True)
     gate(weight, str(weight.device)).sum().backward()
     return weight.grad

@@ -112,7 +112,7 @@ from multigpu.exercise.worker import Worker
 
 worker = Worker(sandbox.probe().program)
 session = worker.session()
-session.run("answer", "import os, multigpu.vgpu")
+session.run("answer", "import os, multigpu.virtual.control")
 session.run("answer", "found = [multigpu.__file__, os.access(multigpu.__file__, os.W_OK)]")
 print(session.value("found"))
 worker.close()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from multigpu import vgpu
 from multigpu.exercise.exercise import grade_with
 from multigpu.grading import kernel
+from multigpu.virtual import control
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +19,12 @@ def test_the_virtual_gpus_of_the_last_submission_are_stopped(tmp_path):
     sources = {"given": [], "answers": {}, "needed": {}, "needs": {}}
     file = tmp_path / "answers.json"
     file.write_text(json.dumps(sources | {"secret": "s", "sandbox": None}))
-    vgpu.start(2)
+    control.start(2)
 
     kernel.begin(str(file))
 
-    vgpu.start(3)
-    vgpu.stop()
+    control.start(3)
+    control.stop()
     grade_with(None)
 
 

@@ -17,7 +17,7 @@ from virtual_runs import virtual
 import multigpu
 from multigpu import launch, prove
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.event import Event
+from multigpu.virtual.sim.event import Event
 
 PAGE = ROOT / "lessons" / "05-ddp-cluster"
 SCRIPT = ROOT / "scripts" / "PT_CNN_MultiGPU.py"

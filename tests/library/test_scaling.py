@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from multigpu import launch, vgpu
+from multigpu import GPUS, Link, launch
 from multigpu.models import CNN
 from multigpu.models.resnet import resnet
 from multigpu.models.vgg import vgg16
@@ -22,9 +22,10 @@ from multigpu.scaling.prediction import INPUT, INSIDE, LATENCY, SMALL, STRAGGLER
 from multigpu.scaling.step import ddp_step
 from multigpu.scaling.stragglers import slowest
 from multigpu.scaling.workloads import WIDE, find
+from multigpu.virtual import control
 
-V100 = vgpu.GPUS["V100-16GB"]
-A100 = vgpu.GPUS["A100-80GB"]
+V100 = GPUS["V100-16GB"]
+A100 = GPUS["A100-80GB"]
 CLUSTER = {"link": "NVLink3", "between_nodes": "HDR200"}
 
 
@@ -79,17 +80,17 @@ def test_buckets_close_as_torchs_own_function_closes_them(seed):
 def test_a_step_alone_is_the_step_without_ddp():
     """profile() copies gradients into buckets; `alone` is without that."""
     ((step,),) = profile(find("cnn:wide"), V100, [256]).values()
-    with vgpu.running(1, gpu=V100, compute=False) as (device,):
+    with control.running(1, gpu=V100, compute=False) as (device,):
         model = CNN(**WIDE).to(device)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         for _ in range(2):
-            began = vgpu.elapsed()
+            began = control.elapsed()
             images = torch.empty(256, 1, 28, 28, device=device)
             labels = torch.empty(256, dtype=torch.long, device=device)
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-            seconds = vgpu.elapsed() - began
+            seconds = control.elapsed() - began
     assert step.alone == pytest.approx(seconds, rel=0.01)
     assert step.copies > 0
 
@@ -225,19 +226,19 @@ def test_a_step_is_never_shorter_than_its_longer_part_nor_longer_than_both(seed)
 
 def ddp_seconds(batch: int, link: str) -> float:
     """This rank's third step with DDP on a virtual GPU, from the clock of the simulation."""
-    with vgpu.running(1, gpu="V100-16GB", link=link, compute=False) as (device,):
+    with control.running(1, gpu="V100-16GB", link=link, compute=False) as (device,):
         dist.init_process_group("vgpu")
         model = DDP(CNN(**WIDE).to(device))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         for _ in range(3):
             dist.barrier()
-            began = vgpu.elapsed()
+            began = control.elapsed()
             images = torch.empty(batch, 1, 28, 28, device=device)
             labels = torch.empty(batch, dtype=torch.long, device=device)
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-            seconds = vgpu.elapsed() - began
+            seconds = control.elapsed() - began
         del model
         dist.destroy_process_group()
     return seconds
@@ -314,7 +315,7 @@ def test_the_causes_are_named():
     # Eight NDR400 adapters of a node have together more bandwidth than NVLink4's ring.
     h100 = {"gpu": "H100-80GB", "link": "NVLink4", "between_nodes": "NDR400"}
     assert worst(model="vgg16", **h100, gpus=(64,), per_gpu=1, precision="bf16") == INSIDE
-    far = vgpu.Link("far", bandwidth=1e15, latency=1e-3, adapter="gpu")
+    far = Link("far", bandwidth=1e15, latency=1e-3, adapter="gpu")
     assert worst(model="cnn", **{**v100, "between_nodes": far}, gpus=(1024,)) == LATENCY
     fast = {"gpu": "V100-16GB", "link": "NVLink2"}
     assert worst(model="cnn:wide", **fast, gpus=(8,), global_batch=64) == SMALL

@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from multigpu import Gpu
 from multigpu.cli import app
 from multigpu.errors import UserError
 from multigpu.scaling import Loader, Measured, Prediction, predict, report
-from multigpu.vgpu import Gpu
 
 CNN = {"model": "cnn", "gpu": "V100-16GB", "link": "NVLink2"}
 NODES = {**CNN, "between_nodes": "HDR200"}

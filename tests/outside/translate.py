@@ -1,7 +1,7 @@
 """The same script for a reference: what says CUDA is translated, and nothing else.
 
 "CPU"   for the CPU, with gloo
-"vgpu"  for this library's virtual GPUs by their own name, with vgpu.start written out
+"vgpu"  for this library's virtual GPUs by their own name, with control.start written out
 """
 
 import re

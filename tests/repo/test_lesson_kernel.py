@@ -213,9 +213,10 @@ def test_ranks_are_forks_after_a_step_on_virtual_gpus(prepared):
     """An optimizer's step there makes torch set a variable, which must not end the forks."""
     step = """\
 import os, torch
-from multigpu import launch, vgpu
+from multigpu import launch
+from multigpu.virtual import control
 from multigpu.launch import prefork
-with vgpu.running(1) as (gpu,):
+with control.running(1) as (gpu,):
     weight = torch.ones(2, device=gpu, requires_grad=True)
     weight.sum().backward()
     torch.optim.Adam([weight]).step()
@@ -318,10 +319,13 @@ def test_virtual_gpus_in_an_interrupted_cell(notebook):
     again = "gpu, other = multigpu.gpus(2)\nprint(torch.ones(2, device=gpu).sum().item())"
     cell = notebook.run(again)
     assert not cell.error and cell.printed.splitlines()[-1] == "2.0"
-    one_sentence(notebook.run("from multigpu import vgpu\nvgpu.start(2)"), "vgpu.stop()")
+    one_sentence(
+        notebook.run("from multigpu.virtual import control\ncontrol.start(2)"),
+        "control.stop()",
+    )
     assert not notebook.run("vgpu.stop()\nvgpu.start(2)\nvgpu.stop()").error
     # in a `with` block, which stops them
-    block = "with vgpu.running(2) as (gpu, other):\n" + indent(
+    block = "with control.running(2) as (gpu, other):\n" + indent(
         f"print('busy')\n{busy}", "    "
     )
     cell = notebook.run(block, interrupt_at="busy")

@@ -66,11 +66,11 @@ def trained_with(name: str, device: torch.device) -> torch.Tensor:
 
 
 def experiments() -> dict:
-    from multigpu import vgpu
+    from multigpu.virtual import control
 
     world = launch.find_world()
     torch.set_num_threads(1)
-    (device,) = vgpu.start(1)
+    (device,) = control.start(1)
     store = rendezvous.open_store(world, device)
     dist.init_process_group("vgpu", store=store, rank=world.rank, world_size=world.size)
     hvd.init()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from multigpu import vgpu
-from multigpu.vgpu import Gpu, Link
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.event import Event
+from multigpu import Gpu, Link, Timeline
+from multigpu.virtual import control
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.event import Event
 
 Tensor = torch.Tensor
 
@@ -68,17 +68,17 @@ def train(
     return difference(on_cpu, on_device), value.item()
 
 
-def pipeline(devices: Sequence[torch.device], micro_batches: int) -> vgpu.Timeline:
+def pipeline(devices: Sequence[torch.device], micro_batches: int) -> Timeline:
     """Forward of eight layers on two devices; each micro-batch goes through both."""
     stages = [
         nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).to(device)
         for device in devices
     ]
-    start = vgpu.elapsed()
+    start = control.elapsed()
     batch = torch.ones(4096, 1024, device=devices[0])
     for micro_batch in batch.chunk(micro_batches):
         stages[1](stages[0](micro_batch).to(devices[1]))
-    return vgpu.timeline(since=start)
+    return control.timeline(since=start)
 
 
 def mlp() -> nn.Module:
@@ -111,5 +111,5 @@ CABLE = Link("cable", bandwidth=1e9, latency=1e-3)
 
 
 def last(kind: str = "compute") -> Event:
-    """The last event of that kind. The host does not wait for it, as vgpu.timeline() would."""
+    """The last event of that kind. The host does not wait for it, as timeline() would."""
     return [event for event in machine.current().clock.events() if event.kind == kind][-1]

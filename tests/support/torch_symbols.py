@@ -136,17 +136,17 @@ def main() -> None:
     import torch.utils.backend_registration
     import torch.utils.checkpoint
 
-    from multigpu import vgpu
+    from multigpu.virtual import control
 
     train([torch.device("cpu")], "gloo")  # for what torch itself sets up at first use
     fresh = snapshot()
-    vgpu.start(2)
-    vgpu.stop()
+    control.start(2)
+    control.stop()
     registered = snapshot()
-    devices = vgpu.start(2)
+    devices = control.start(2)
     during = snapshot()
     train(devices, "vgpu")
-    vgpu.stop()
+    control.stop()
     found = {
         "first": differences(fresh, registered),
         "during": differences(registered, during),

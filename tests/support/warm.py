@@ -46,7 +46,7 @@ TORCH = (
     "matplotlib.backends.backend_agg",
     "tqdm.auto",
     "multigpu.trainer",
-    "multigpu.vgpu",
+    "multigpu.virtual.control",
     "multigpu.proof",
     "multigpu.checkpoint",
 )

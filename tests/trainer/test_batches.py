@@ -11,9 +11,9 @@ from plain_net import Net, rows, trainer
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
-from multigpu import vgpu
 from multigpu.nested import map_tensors, tensors
 from multigpu.trainer.hooks import to_device
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,8 +68,8 @@ def test_a_mapping_stays_what_it_was():
 
 
 def test_a_packed_sequence_goes_to_a_device_as_a_whole(request):
-    request.addfinalizer(vgpu.stop)
-    (device,) = vgpu.start(1)
+    request.addfinalizer(control.stop)
+    (device,) = control.start(1)
     moved = to_device(pack_sequence([torch.ones(3), torch.ones(2)]), device)
     assert (moved.data.device, moved.batch_sizes.device.type) == (device, "cpu")
 

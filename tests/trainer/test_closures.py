@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from user_methods import both
 
 import multigpu.trainer as L
-from multigpu import vgpu
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -112,7 +112,7 @@ def test_a_closure_that_nobody_calls_is_refused():
 
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_loss_scaler_supports_no_closure(request, manual):
-    request.addfinalizer(vgpu.stop)
+    request.addfinalizer(control.stop)
 
     def manual_step(batch, batch_idx):
         model.optimizers().step(lambda: None)

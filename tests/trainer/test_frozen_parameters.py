@@ -6,9 +6,10 @@ from refusals import outcome
 from small_net import Net, cpu, rows
 from torch.utils.data import DataLoader
 
-from multigpu import launch, vgpu
+from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import DDPStrategy
+from multigpu.virtual import control
 
 # ---- models ---------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ def test_and_the_way_that_is_named_keeps_the_ranks_equal(two, strategy):
 
 
 def test_after_a_failure_nothing_hangs_on_the_model(two, request):
-    request.addfinalizer(vgpu.stop)
+    request.addfinalizer(control.stop)
     assert two[0]["thawed, horovod"].endswith("; or call fit again. Hooks: 0.")
     model = TwoLayers({})
     model.pipeline_stages = lambda: [model.first, model.layer]

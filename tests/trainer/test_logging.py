@@ -14,8 +14,8 @@ from regression_net import QUIET, Net, batches, trained
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
-from multigpu import vgpu
 from multigpu.errors import UserError
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -76,7 +76,7 @@ def test_a_batch_without_a_tensor_asks_for_batch_size():
 
 @pytest.mark.parametrize(("strategy", "devices"), [("dp", 4), ("pipeline", 2)])
 def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
-    request.addfinalizer(vgpu.stop)
+    request.addfinalizer(control.stop)
 
     class Staged(small_net.Net):
         def pipeline_stages(self):

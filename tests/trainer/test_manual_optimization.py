@@ -13,9 +13,10 @@ from trainer_user import trainer
 from user_methods import sgd, user
 
 import multigpu.trainer as L
-from multigpu import launch, vgpu
+from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy, DDPStrategy, HorovodStrategy
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -148,7 +149,7 @@ def test_several_optimizers_are_for_manual_optimization(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp2", "pipeline"])
 def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, request):
-    request.addfinalizer(vgpu.stop)
+    request.addfinalizer(control.stop)
     Net.pipeline_stages = lambda self: [self.layer[0], torch.nn.Identity()]
     with pytest.raises(
         UserError, match=r"manual optimization .*automatic optimization, or strategy='ddp'"

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from user_methods import both
 
 import multigpu.trainer as L
-from multigpu import vgpu
 from multigpu.errors import UserError
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -61,7 +61,7 @@ def test_64_bit_is_64_bit_throughout(tmp_path):
 
 
 def test_a_batch_without_a_loss_is_skipped_with_a_scaler_too(request):
-    request.addfinalizer(vgpu.stop)
+    request.addfinalizer(control.stop)
     model = make_net()
     model.training_step = lambda batch, i: (
         None if i == 0 else F.cross_entropy(model(batch[0]), batch[1])
@@ -73,10 +73,8 @@ def test_a_batch_without_a_loss_is_skipped_with_a_scaler_too(request):
 
 
 def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
-    request.addfinalizer(vgpu.stop)
-    with pytest.raises(
-        UserError, match=r"precision='16-mixed'.*vgpu.start\(1, gpu='A100-40GB'\)"
-    ):
+    request.addfinalizer(control.stop)
+    with pytest.raises(UserError, match=r"precision='16-mixed'.*gpu='A100-40GB'"):
         cpu(accelerator="vgpu", precision="bf16", devices=1).fit(
             make_net(), DataLoader(rows(8), 2)
         )

@@ -11,16 +11,17 @@ from small_net import Net, cpu, fitted, make_net, rows
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from multigpu import launch, vgpu
+from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy
+from multigpu.virtual import control
 
 # ---- one process ----------------------------------------------------------------------------
 
 
 def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
-    request.addfinalizer(vgpu.stop)
-    vgpu.start(2)
+    request.addfinalizer(control.stop)
+    control.start(2)
     for strategy, devices in (("dp", 2), ("auto", 1)):
         model, trainer = (
             make_net(),
@@ -41,8 +42,8 @@ def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
 
 
 def test_a_run_by_shapes_alone_leaves_the_model_where_it_is(request):
-    request.addfinalizer(vgpu.stop)
-    vgpu.start(1, compute=False)
+    request.addfinalizer(control.stop)
+    control.start(1, compute=False)
     model = make_net()
     model.training_step = lambda batch, batch_idx: F.cross_entropy(model(batch[0]), batch[1])
     cpu(accelerator="vgpu", devices=1, detect_anomaly=False).fit(model, DataLoader(rows(8), 4))

@@ -6,9 +6,9 @@ from refusals import refusal
 from strategy_net import Classes, Ended, X, Y, fitted, gap
 from torch.nn import functional as F
 
-from multigpu import vgpu
 from multigpu.errors import UserError
 from multigpu.strategies import STRATEGIES, PipelineStrategy, strategy_by_name
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,7 +50,7 @@ def one(tmp_path_factory):
 
 def test_dp_is_one_device_where_the_loss_is_of_the_gathered_outputs(tmp_path, one):
     """10 rows on 4 devices are [3, 3, 3, 1]."""
-    with vgpu.running(count=4):
+    with control.running(count=4):
         net = Ended()
         weights = fitted(tmp_path, net, strategy="dp", accelerator="vgpu", devices=4)
     assert net.run.num_devices == 4
@@ -59,7 +59,7 @@ def test_dp_is_one_device_where_the_loss_is_of_the_gathered_outputs(tmp_path, on
 
 def test_dps_mean_over_replicas_is_another_number(tmp_path, one):
     pieces = [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
-    with vgpu.running(count=4):
+    with control.running(count=4):
         net = Classes(gathered=False)
         weights = fitted(tmp_path, net, strategy="dp", accelerator="vgpu", devices=4)
     start = Classes()
@@ -73,7 +73,7 @@ def test_dps_mean_over_replicas_is_another_number(tmp_path, one):
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_pipeline_is_one_device(tmp_path, one, micro_batches):
-    with vgpu.running(count=2) as devices:
+    with control.running(count=2) as devices:
         net = Classes(gathered=False)
         strategy = PipelineStrategy(micro_batches)
         net.on_train_end = lambda: places.extend(
@@ -110,7 +110,7 @@ def test_pipeline_refuses_a_batch_without_rows(batch):
 
 def test_pipeline_wants_a_device_for_each_stage(tmp_path):
     with (
-        vgpu.running(count=3),
+        control.running(count=3),
         pytest.raises(UserError, match=r"2 stages.* 3 devices"),
     ):
         fitted(

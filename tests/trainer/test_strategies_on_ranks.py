@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from multigpu import launch, vgpu
+from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy, DDPStrategy, PipelineStrategy
+from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def two_nodes(folder, rank):
     """ddp2: each rank is a node, with two virtual GPUs."""
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    with vgpu.running(count=2):
+    with control.running(count=2):
         node = fitted(
             folder,
             Ended(nce=True),
@@ -226,7 +227,7 @@ def test_every_strategy_calls_training_step_end(ranks, tmp_path):
         net = Ended(gathered=False)
         if name == "ddp2":  # it starts a process group: see two_nodes
             continue
-        with vgpu.running(count=devices):
+        with control.running(count=devices):
             strategy = PipelineStrategy(1) if name == "pipeline" else name
             fitted(tmp_path, net, strategy=strategy, accelerator="vgpu", devices=devices)
         assert net.ends == 4, name

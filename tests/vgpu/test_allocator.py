@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from multigpu.vgpu.sim import alloc_conf
-from multigpu.vgpu.sim.alloc_conf import Settings
-from multigpu.vgpu.sim.allocator import Allocator
-from multigpu.vgpu.sim.pools import FREE, UNMAPPED
+from multigpu.virtual.sim import alloc_conf
+from multigpu.virtual.sim.alloc_conf import Settings
+from multigpu.virtual.sim.allocator import Allocator
+from multigpu.virtual.sim.pools import FREE, UNMAPPED
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 FLASH = SDPBackend.FLASH_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
@@ -42,7 +42,7 @@ def test_the_kernels_that_a_program_allows(two, kernel, dtype):
         out.sum().backward()
         results.append([out.detach().cpu(), *(tensor.grad.cpu() for tensor in tensors)])
     assert all(map(torch.equal, *results))
-    names = [event.name for event in vgpu.timeline().events]
+    names = [event.name for event in control.timeline().events]
     assert any("flash" in name for name in names) == (kernel is not SDPBackend.MATH)
 
 
@@ -89,14 +89,14 @@ def test_the_kernel_that_cuda_has_for_masks(two):
 
 def test_the_time_of_both_fused_kernels_is_the_same():
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
-    with vgpu.running(count=1, gpu="A100-40GB", compute=False) as (device,):
+    with control.running(count=1, gpu="A100-40GB", compute=False) as (device,):
         tensors = [
             torch.empty(8, 16, 1024, 64, device=device, dtype=torch.bfloat16).requires_grad_()
             for _ in range(3)
         ]
         F.scaled_dot_product_attention(*tensors, is_causal=True).sum().backward()
         attend(*tensors, None, True, 0.0, True)[0].sum().backward()
-        events = [e for e in vgpu.timeline().events if "attention" in e.name]
+        events = [e for e in control.timeline().events if "attention" in e.name]
         seconds = [event.end - event.start for event in events]
     assert seconds[2:] == pytest.approx(seconds[:2], rel=0.01)
 

@@ -5,15 +5,15 @@ import torch
 from compare_devices import CABLE, ROUND, last
 from torch.utils.checkpoint import checkpoint
 
-from multigpu import vgpu
-from multigpu.vgpu.sim.clock import Event
+from multigpu.virtual import control
+from multigpu.virtual.sim.clock import Event
 
 MEGABYTE = 250_000
 
 
 @pytest.fixture
 def gpus():
-    with vgpu.running(count=2, gpu=ROUND, link=CABLE) as devices:
+    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
         yield devices
 
 
@@ -22,7 +22,7 @@ def weight(device: torch.device) -> torch.Tensor:
 
 
 def backward(since: float = 0.0, kind: str = "compute") -> list[Event]:
-    events = vgpu.timeline(since).events
+    events = control.timeline(since).events
     return [event for event in events if (event.phase, event.kind) == ("backward", kind)]
 
 
@@ -53,7 +53,7 @@ def test_a_stream_of_backward_waits_for_its_gradient(gpus):
     w = weight(first)
     x = w * 2
     side.wait_stream(torch.vgpu.current_stream(first))
-    start = vgpu.elapsed()
+    start = control.elapsed()
     with side:
         # The upload lets the side stream's work of forward end late.
         late = torch.zeros(10 * MEGABYTE).pin_memory().to(first, non_blocking=True)
@@ -101,7 +101,7 @@ def test_the_backward_of_a_copy_overlaps_with_the_computation(gpus):
             there = x.to(second)
         torch.vgpu.current_stream(second).wait_stream(sides[1])
         outs.append((there * 3).exp())
-    start = vgpu.elapsed()
+    start = control.elapsed()
     torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
     copies = backward(start, "transfer")
     kernels = [event for event in backward(start) if event.device == 1]
@@ -166,7 +166,7 @@ def test_checkpointing_and_second_derivatives(gpus):
         with side:
             x = checkpoint(lambda w: w.sin().exp(), w, use_reentrant=reentrant)
         torch.vgpu.current_stream(first).wait_stream(side)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         (x * 2).sum().backward()
         expected = 2 * torch.ones(1).sin().exp() * torch.ones(1).cos()
         assert w.grad[0].item() == pytest.approx(expected.item())
@@ -176,7 +176,7 @@ def test_checkpointing_and_second_derivatives(gpus):
     w = weight(first)
     with side:
         (grad,) = torch.autograd.grad((w**3).sum(), w, create_graph=True)
-    start = vgpu.elapsed()
+    start = control.elapsed()
     grad.sum().backward()
     assert w.grad[0].item() == pytest.approx(6)
     assert {event.stream for event in backward(start)} == {side.stream_id}

@@ -6,11 +6,11 @@ import torch
 from compare_devices import CABLE, ROUND, last, pipeline
 from torch import nn
 
-from multigpu import vgpu
-from multigpu.vgpu import GPUS, LINKS, Gpu
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.event import Event
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
+from multigpu import GPUS, LINKS, Gpu
+from multigpu.virtual import control
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.event import Event
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
 KIB = 2**10
@@ -18,7 +18,7 @@ KIB = 2**10
 
 @pytest.fixture
 def round_gpus():
-    with vgpu.running(count=2, gpu=ROUND, link=CABLE) as devices:
+    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
         yield devices
 
 
@@ -37,7 +37,7 @@ def seconds(event: Event) -> float:
 )
 def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
     gpu = Gpu("x", 2**40, 1e12, 1e11, 1e12, 2e12, 4e12, "PCIe3")
-    with vgpu.running(count=1, gpu=gpu, compute=False) as (device,):
+    with control.running(count=1, gpu=gpu, compute=False) as (device,):
         n = 16384
         a = torch.empty(n, n, dtype=dtype, device=device)
         a @ a
@@ -52,7 +52,7 @@ def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
 def test_flops_of_a_convolution_and_its_derivatives():
     tf32 = 2e12
     gpu = Gpu("x", 2**40, 1e15, 1e11, 1e12, tf32, 4e12, "PCIe3")
-    with vgpu.running(count=1, gpu=gpu, compute=False) as (device,):
+    with control.running(count=1, gpu=gpu, compute=False) as (device,):
         layer = nn.Conv2d(16, 32, 3, padding=1, bias=False, device=device)
         x = torch.empty(8, 16, 64, 64, device=device, requires_grad=True)
         out = layer(x)
@@ -60,7 +60,7 @@ def test_flops_of_a_convolution_and_its_derivatives():
         expected = KERNEL_OVERHEAD + forward / tf32
         assert seconds(last()) == pytest.approx(expected, rel=1e-6)
         out.backward(torch.empty_like(out))
-        events = vgpu.timeline().events
+        events = control.timeline().events
         backward = next(event for event in events if event.name == "convolution_backward")
         expected = KERNEL_OVERHEAD + 2 * forward / tf32
         assert seconds(backward) == pytest.approx(expected, rel=1e-6)
@@ -69,18 +69,18 @@ def test_flops_of_a_convolution_and_its_derivatives():
 def test_the_host_continues_and_the_device_executes_in_order(round_gpus):
     first, _ = round_gpus
     x = torch.zeros(250_000, device=first)
-    start = vgpu.elapsed()
+    start = control.elapsed()
     for _ in range(3):
         # 1 MB read and 1 MB written: 2 ms each, launched within 30 µs.
         x.add_(1)
     host = machine.current().clock.main_thread.time
     assert host - start == pytest.approx(3 * LAUNCH_OVERHEAD)
-    events = vgpu.timeline(since=start).events
+    events = control.timeline(since=start).events
     assert [seconds(event) for event in events] == pytest.approx([2e-3 + KERNEL_OVERHEAD] * 3)
     assert events[0].start == pytest.approx(start + LAUNCH_OVERHEAD)
     assert events[1].start == events[0].end
     assert events[2].start == events[1].end
-    assert vgpu.elapsed() == events[2].end
+    assert control.elapsed() == events[2].end
 
 
 def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
@@ -118,26 +118,26 @@ def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
 
 def test_a_launch_bound_device_idles(round_gpus):
     x = torch.zeros(10, device=round_gpus[0])
-    start = vgpu.elapsed()
+    start = control.elapsed()
     for _ in range(100):
         x.add_(1)
-    assert vgpu.elapsed() - start == pytest.approx(100 * LAUNCH_OVERHEAD, rel=0.05)
+    assert control.elapsed() - start == pytest.approx(100 * LAUNCH_OVERHEAD, rel=0.05)
     busy = KERNEL_OVERHEAD / LAUNCH_OVERHEAD
-    assert vgpu.timeline(since=start).busy(0) == pytest.approx(busy, rel=0.1)
+    assert control.timeline(since=start).busy(0) == pytest.approx(busy, rel=0.1)
 
 
 def test_views_take_no_time(round_gpus):
     x = torch.zeros(4, 4, device=round_gpus[0])
-    before = vgpu.elapsed()
+    before = control.elapsed()
     views = [x.view(16), x.t(), x[1:], x.detach(), x.expand(2, 4, 4)]
     assert len(views) == 5
-    assert vgpu.elapsed() == before
+    assert control.elapsed() == before
 
 
 def test_transfers(round_gpus):
     first, second = round_gpus
     megabyte = torch.zeros(250_000)
-    before = vgpu.elapsed()
+    before = control.elapsed()
     x = megabyte.to(first)
     upload = last("transfer")
     assert upload.name == "host → vgpu:0"
@@ -196,16 +196,16 @@ def test_one_copy_engine_carries_one_transfer_at_a_time(round_gpus):
     b = torch.zeros(250_000, device=first)
     a.to(second)
     b.to(second)
-    one, two = [event for event in vgpu.timeline().events if event.kind == "transfer"]
+    one, two = [event for event in control.timeline().events if event.kind == "transfer"]
     assert two.start == one.end
 
 
 def test_two_devices_work_at_the_same_time(round_gpus):
     tensors = [torch.zeros(2_500_000, device=device) for device in round_gpus]
-    start = vgpu.elapsed()
+    start = control.elapsed()
     for tensor in tensors:
         tensor.add_(1)
-    timeline = vgpu.timeline(since=start)
+    timeline = control.timeline(since=start)
     assert timeline.busy(0) > 0.95
     assert timeline.busy("vgpu:1") > 0.95
 
@@ -215,15 +215,15 @@ def test_phases(round_gpus):
     update = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(2, 4, device=round_gpus[0])).sum().backward()
     update.step()
-    phases = [event.phase for event in vgpu.timeline().events if event.kind == "compute"]
+    phases = [event.phase for event in control.timeline().events if event.kind == "compute"]
     assert set(phases) == {"forward", "backward", "update"}
     assert sorted(phases, key=["forward", "backward", "update"].index) == phases
 
 
 def test_naive_model_parallelism_blocks_and_micro_batches_overlap():
-    with vgpu.running(count=2, compute=False) as devices:
+    with control.running(count=2, compute=False) as devices:
         naive = pipeline(devices, 1)
-    with vgpu.running(count=2, compute=False) as devices:
+    with control.running(count=2, compute=False) as devices:
         piped = pipeline(devices, 4)
     assert naive.busy(0) + naive.busy(1) < 1.02, "one device at a time computes"
     # The bubble of p = 2 stages and m = 4 micro-batches: a stage computes m / (m + p − 1) of
@@ -237,9 +237,9 @@ def test_naive_model_parallelism_blocks_and_micro_batches_overlap():
 def test_times_are_the_same_in_each_run_and_without_numbers():
     runs = []
     for compute in (True, False):
-        with vgpu.running(count=2, compute=compute) as devices:
+        with control.running(count=2, compute=compute) as devices:
             pipeline(devices, 4)
-            runs.append((vgpu.elapsed(), vgpu.timeline().events))
+            runs.append((control.elapsed(), control.timeline().events))
     assert runs[0] == runs[1]
 
 
@@ -269,7 +269,7 @@ def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus
 
     x = torch.zeros(10, device=round_gpus[0])
     clock = machine.current().clock
-    start = vgpu.elapsed()
+    start = control.elapsed()
     clock.num_replica_threads = 2
     threads = [
         Thread(target=lambda n=n: [x.detach().add(1) for _ in range(n)]) for n in (3, 5)
@@ -290,9 +290,9 @@ def test_backward_has_a_host_thread_for_each_device(round_gpus):
 
     def backward_seconds(outs):
         loss = sum(out.sum().to(round_gpus[0]) for out in outs)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         loss.backward()
-        return vgpu.elapsed() - start
+        return control.elapsed() - start
 
     def chain(weight):
         out = weight
@@ -308,7 +308,7 @@ def test_backward_has_a_host_thread_for_each_device(round_gpus):
 
 
 def test_the_phase_update_ends_with_a_step_that_raises():
-    with vgpu.running(count=1, memory="1MiB") as (device,):
+    with control.running(count=1, memory="1MiB") as (device,):
         weight = torch.ones(100 * KIB, device=device, requires_grad=True)
         weight.grad = torch.ones(100 * KIB, device=device)
         with pytest.raises(torch.OutOfMemoryError):
@@ -316,7 +316,7 @@ def test_the_phase_update_ends_with_a_step_that_raises():
         weight.grad = None
         (weight[:2] * 2).sum().backward()
         weight.detach().add_(1)
-        phases = [event.phase for event in vgpu.timeline().events]
+        phases = [event.phase for event in control.timeline().events]
         assert phases[-1] == "forward"
         assert "backward" in phases
 

@@ -7,9 +7,9 @@ group's ranks and links.
 import pytest
 from virtual_ranks import run_ranks
 
-from multigpu.vgpu import LINKS
-from multigpu.vgpu.sim.network import Network, collective_seconds
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+from multigpu import LINKS
+from multigpu.virtual.sim.network import Network, collective_seconds
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,10 @@ import json, sys, torch
 from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from multigpu import vgpu
+from multigpu.virtual import control
 
 rank, port, ranks = int(sys.argv[1]), int(sys.argv[2]), 4
-(device,) = vgpu.start(1, gpus_per_node=2, between_nodes="HDR200")
+(device,) = control.start(1, gpus_per_node=2, between_nodes="HDR200")
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
 dist.init_process_group(
@@ -46,9 +46,9 @@ def empty(*shape):
 
 def record(call):
     \"\"\"Numbers and spans, in seconds, of a call's collectives, by the call's name.\"\"\"
-    since = len(vgpu.timeline().events)
+    since = len(control.timeline().events)
     numbers = call()
-    events = [e for e in vgpu.timeline().events[since:] if e.kind == "collective"]
+    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
     numbers = numbers if isinstance(numbers, list) else [numbers]
     results[call.__name__] = {
         "numbers": [tensor.tolist() for tensor in numbers],

@@ -8,12 +8,12 @@ from compare_devices import last
 from torch import nn
 from torch.nn import functional as F
 
-from multigpu import vgpu
+from multigpu import GPUS
 from multigpu.errors import UserError
-from multigpu.vgpu import GPUS
-from multigpu.vgpu.sim.gemm import ODD_ROWS, Product, alignment_share, product_seconds
-from multigpu.vgpu.sim.host import LAYER, SIMPLE
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, Shares
+from multigpu.virtual import control
+from multigpu.virtual.sim.gemm import ODD_ROWS, Product, alignment_share, product_seconds
+from multigpu.virtual.sim.host import LAYER, SIMPLE
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, Shares
 
 A100 = GPUS["A100-80GB"]
 HALF = torch.float16
@@ -21,7 +21,7 @@ HALF = torch.float16
 
 @pytest.fixture
 def a100():
-    with vgpu.running(count=1, gpu=A100, compute=False) as (device,):
+    with control.running(count=1, gpu=A100, compute=False) as (device,):
         yield device
 
 
@@ -120,8 +120,8 @@ def test_convolutions_in_float32_use_tf32_or_winograd(a100):
     flops = 2 * 64 * 56 * 56 * 128 * 128 * 9
     tf32 = flops / convolve(a100, layout=torch.channels_last)
     assert A100.fp32 < tf32 <= A100.tf32 * A100.shares.tf32 * A100.shares.convolution
-    vgpu.stop()
-    with vgpu.running(count=1, gpu="V100-16GB", compute=False) as (device,):
+    control.stop()
+    with control.running(count=1, gpu="V100-16GB", compute=False) as (device,):
         three = 2 * 64 * 56 * 56 * 128 * 128 * 9 / convolve(device, taps=3)
         five = 2 * 64 * 56 * 56 * 128 * 128 * 25 / convolve(device, taps=5)
     assert three == pytest.approx(36 / 16 * five, rel=0.1), "Winograd's algorithm"
@@ -155,7 +155,7 @@ def test_convolutions_use_tf32_unless_the_program_forbids_it(a100):
 
 
 def test_a_gpu_without_tf32_units_does_not_use_them():
-    with vgpu.running(count=1, gpu="V100-16GB", compute=False) as (device,):
+    with control.running(count=1, gpu="V100-16GB", compute=False) as (device,):
         exact = square_product(device)
         torch.set_float32_matmul_precision("high")
         assert square_product(device) == pytest.approx(exact)
@@ -164,12 +164,12 @@ def test_a_gpu_without_tf32_units_does_not_use_them():
 @pytest.mark.parametrize("function", [F.silu, F.mish, lambda x: F.rms_norm(x, x.shape[-1:])])
 def test_forward_and_backward_are_one_kernel_each(a100, function):
     x = torch.empty(8192, 8192, dtype=HALF, device=a100, requires_grad=True)
-    began = vgpu.elapsed()
+    began = control.elapsed()
     out = function(x)
-    forward = vgpu.elapsed() - began
+    forward = control.elapsed() - began
     grad = torch.empty_like(out)
     torch.autograd.grad(out, x, grad)
-    backward = vgpu.elapsed() - began - forward
+    backward = control.elapsed() - began - forward
     once = x.numel() * x.element_size() / (A100.bandwidth * A100.shares.memory)
     # Forward reads the input and writes the output; backward also reads a gradient.
     assert forward == pytest.approx(2 * once, rel=0.1)
@@ -197,16 +197,16 @@ SAME_SHAPES = {
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_calls_time_does_not_depend_on_the_calls_before_it(name, backward):
     def times(calls: list) -> list[float]:
-        with vgpu.running(count=1, gpu="V100-16GB", compute=False) as (device,):
+        with control.running(count=1, gpu="V100-16GB", compute=False) as (device,):
             x = torch.empty(64, 128, 24, 24, device=device, requires_grad=backward)
             weight = torch.empty(128, 128, 3, 3, device=device)
             found = []
             for call in calls:
                 result = call(x, weight)
-                began = vgpu.elapsed()
+                began = control.elapsed()
                 if backward:
                     torch.autograd.grad(result, x, torch.empty_like(result))
-                    found.append(vgpu.elapsed() - began)
+                    found.append(control.elapsed() - began)
                 else:
                     found.append(seconds())
         return found
@@ -241,7 +241,7 @@ def test_causal_attention_costs_half_forward_and_backward(a100):
         out = attend(a100, causal, requires_grad=True)
         forward[causal] = seconds()
         out.backward(torch.empty_like(out))
-        event = next(e for e in vgpu.timeline().events[::-1] if "attention" in e.name)
+        event = next(e for e in control.timeline().events[::-1] if "attention" in e.name)
         backward[causal] = event.end - event.start - KERNEL_OVERHEAD
     flops = 4 * 8 * 64 * 2048**2 * 128
     assert forward[False] == pytest.approx(
@@ -288,10 +288,10 @@ def test_a_list_of_tensors_is_overwritten_without_being_read(a100):
 
 def test_empty_tensors_are_free(a100):
     x = torch.empty(1024, 1024, device=a100)
-    before = vgpu.elapsed()
+    before = control.elapsed()
     made = [x.new_empty(1024, 1024), torch.empty_like(x), x.new_empty_strided((2, 2), (2, 1))]
     assert len(made) == 3
-    assert vgpu.elapsed() == before
+    assert control.elapsed() == before
 
 
 def test_a_small_tensor_reaches_a_part_of_the_bandwidth(a100):
@@ -346,15 +346,15 @@ def test_a_product_without_beta_does_not_read_its_first_argument(a100):
 
 
 def test_what_the_host_spends_on_an_operation():
-    with vgpu.running(count=1, gpu=A100, compute=False) as (device,):
+    with control.running(count=1, gpu=A100, compute=False) as (device,):
         x = torch.empty(16, 16, device=device)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         for _ in range(100):
             x.add_(1)
-        simple = vgpu.elapsed() - start
+        simple = control.elapsed() - start
         for _ in range(100):
             x @ x
-        layers = vgpu.elapsed() - start - simple
+        layers = control.elapsed() - start - simple
     assert simple == pytest.approx(100 * SIMPLE, rel=0.05)
     assert layers == pytest.approx(100 * LAYER, rel=0.1)
 
@@ -362,13 +362,15 @@ def test_what_the_host_spends_on_an_operation():
 def test_a_slower_host_makes_small_operations_slower_and_large_ones_not():
     took = {}
     for factor in (1, 3):
-        with vgpu.running(count=1, gpu=A100, compute=False, host_factor=factor) as (device,):
+        with control.running(count=1, gpu=A100, compute=False, host_factor=factor) as (
+            device,
+        ):
             for size in (16, 2**27):
                 x = torch.empty(size, device=device)
-                start = vgpu.elapsed()
+                start = control.elapsed()
                 for _ in range(50):
                     x.add_(1)
-                took[factor, size] = vgpu.elapsed() - start
+                took[factor, size] = control.elapsed() - start
     assert took[3, 16] == pytest.approx(3 * took[1, 16], rel=0.05)
     assert took[3, 2**27] == pytest.approx(took[1, 2**27], rel=0.05)
 
@@ -376,15 +378,15 @@ def test_a_slower_host_makes_small_operations_slower_and_large_ones_not():
 @pytest.mark.parametrize("factor", [0, -1, float("inf"), float("nan"), "2"])
 def test_a_host_factor_that_is_no_positive_number_is_refused(factor):
     with pytest.raises(UserError, match="host_factor"):
-        vgpu.start(1, host_factor=factor)
-    assert vgpu.devices() == []
+        control.start(1, host_factor=factor)
+    assert control.devices() == []
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_nothing_is_faster_than_its_peak(name):
     """Matrix products, additions and attention do not exceed the data sheet."""
     gpu = GPUS[name]
-    with vgpu.running(count=1, gpu=gpu, compute=False, memory="900GiB") as (device,):
+    with control.running(count=1, gpu=gpu, compute=False, memory="900GiB") as (device,):
         for n in (1, 7, 100, 1024, 5000):
             x = torch.empty(n, n, dtype=HALF, device=device)
             x @ x
@@ -405,7 +407,7 @@ def test_a_share_outside_of_its_range_is_refused(field):
 
 def test_a_gpu_without_shares_reaches_its_peaks():
     ideal = replace(A100, shares=None)
-    with vgpu.running(count=1, gpu=ideal, compute=False) as (device,):
+    with control.running(count=1, gpu=ideal, compute=False) as (device,):
         x = torch.empty(4097, 4097, dtype=HALF, device=device)
         x @ x
         assert seconds() == pytest.approx(2 * 4097**3 / A100.fp16)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import comm
 
-from multigpu import vgpu
 from multigpu.models import CNN
+from multigpu.virtual import control
 
 
 def batch(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +47,7 @@ def train(model: nn.Module, device: torch.device, steps: int, on_host: bool) -> 
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("count", [2, 3])
 def test_data_parallel_equals_the_serial_run(count, on_host):
-    with vgpu.running(count=count) as devices:
+    with control.running(count=count) as devices:
         assert difference(*data_parallel(devices, on_host=on_host)) <= 1e-15
 
 
@@ -107,7 +107,7 @@ def test_data_parallel_is_deterministic_with_dropout_and_in_time():
     """Numbers and simulated times do not depend on the order of the replicas' threads."""
     results = set()
     for _ in range(3):
-        with vgpu.running(count=2) as devices:
+        with control.running(count=2) as devices:
             torch.manual_seed(0)
             layers = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 4))
             model = nn.DataParallel(layers.to(devices[0]))
@@ -115,9 +115,9 @@ def test_data_parallel_is_deterministic_with_dropout_and_in_time():
             loss.backward()
             events = tuple(
                 (e.device, e.kind, e.phase, e.name, e.start, e.end)
-                for e in vgpu.timeline().events
+                for e in control.timeline().events
             )
-            results.add((loss.item(), vgpu.elapsed(), events))
+            results.add((loss.item(), control.elapsed(), events))
     assert len(results) == 1
 
 

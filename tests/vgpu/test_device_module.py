@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 
 def test_a_gpus_properties():
-    with vgpu.running(count=2, gpu="A100-40GB", memory="1GiB"):
+    with control.running(count=2, gpu="A100-40GB", memory="1GiB"):
         properties = torch.vgpu.get_device_properties(1)
         assert properties.name == torch.vgpu.get_device_name(1) == "A100-40GB (virtual)"
         assert (properties.major, properties.minor) == (8, 0)
@@ -19,14 +19,14 @@ def test_a_gpus_properties():
         assert not torch.vgpu.can_device_access_peer(0, 0)
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             torch.vgpu.get_device_properties(2)
-    with vgpu.running(gpu="H100-80GB"):
+    with control.running(gpu="H100-80GB"):
         assert torch.vgpu.get_device_capability() == (9, 0)
-    with vgpu.running(gpu="V100-16GB"):
+    with control.running(gpu="V100-16GB"):
         assert torch.vgpu.get_device_capability() == (7, 0)
 
 
 def test_the_statistics_of_the_memory():
-    with vgpu.running(count=1, memory="1MiB") as (device,):
+    with control.running(count=1, memory="1MiB") as (device,):
         x = torch.empty(1024, device=device)
         y = torch.empty(256, device=device)
         del y
@@ -48,7 +48,7 @@ def test_the_statistics_of_the_memory():
 
 
 def test_a_process_can_limit_its_memory():
-    with vgpu.running(count=1, memory="8KiB") as (device,):
+    with control.running(count=1, memory="8KiB") as (device,):
         torch.vgpu.set_per_process_memory_fraction(0.5)
         assert torch.vgpu.get_per_process_memory_fraction() == 0.5
         message = r"total capacity of 8.00 KiB .* is free. 4.00 KiB allowed; Of the"
@@ -110,7 +110,7 @@ def test_ranges_mark_the_timeline(two):
         x.sub_(1)
     x.sqrt_()
     torch.vgpu.nvtx.mark("end")
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     notes = {event.name: timeline.notes.get(event) for event in timeline.events}
     assert notes["add_"] == "inner"
     assert notes["mul_"] == "outer"

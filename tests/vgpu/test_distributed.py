@@ -7,8 +7,8 @@ import pytest
 from commands import run
 from virtual_ranks import run_ranks
 
-from multigpu.vgpu import LINKS
-from multigpu.vgpu.sim.network import Network, collective_seconds
+from multigpu import LINKS
+from multigpu.virtual.sim.network import Network, collective_seconds
 
 pytestmark = pytest.mark.slow
 
@@ -18,10 +18,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from multigpu import vgpu
+from multigpu.virtual import control
 
 rank, port, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-first, second = vgpu.start(2)
+first, second = control.start(2)
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
 dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
@@ -60,7 +60,7 @@ def compute(device, times):
 
 
 def events(*names):
-    return [event for event in vgpu.timeline().events if event.name in names]
+    return [event for event in control.timeline().events if event.name in names]
 
 
 results = {}
@@ -81,10 +81,10 @@ if what in ("ddp", "bucket_view", "unsynchronised"):
     results["difference"] = largest_difference(weights, serial.parameters())
     results["collectives"] = [
         (event.device, event.start, event.end)
-        for event in vgpu.timeline().events
+        for event in control.timeline().events
         if event.kind == "collective"
     ]
-    results["elapsed"] = vgpu.elapsed()
+    results["elapsed"] = control.elapsed()
 elif what == "pipeline":
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -121,7 +121,7 @@ elif what == "messages":
         dist.all_reduce(s)
         compute(first, times=10)
         x = torch.zeros(10**6, device=first)
-        results["called"] = vgpu.elapsed()
+        results["called"] = control.elapsed()
         dist.recv(x, 0)
         results["received"] = x.sum().item()
     results["spans"] = [(event.start, event.end) for event in events("send", "recv")]
@@ -185,22 +185,22 @@ elif what == "collectives":
 elif what == "late":
     if rank == 1:
         compute(first, times=10)
-    vgpu.elapsed()
-    results["before"] = vgpu.elapsed()
+    control.elapsed()
+    results["before"] = control.elapsed()
     work = dist.all_reduce(torch.ones(10**6, device=first), async_op=True)
     product = compute(first, times=1)
     work.wait()
-    event = next(e for e in vgpu.timeline().events if e.kind == "collective")
+    event = next(e for e in control.timeline().events if e.kind == "collective")
     results["start"], results["end"] = event.start, event.end
     # An operation that reads without `wait` gets the sum, and starts after the collective.
     again = torch.full((10**6,), rank + 1.0, device=second)
     dist.all_reduce(again, async_op=True)
     results["sum"] = (again * 1).sum().item()
-    on_second = [e for e in vgpu.timeline().events if e.device == 1]
+    on_second = [e for e in control.timeline().events if e.device == 1]
     results["collective ends"] = next(e.end for e in on_second if e.kind == "collective")
     results["read starts"] = next(e.start for e in on_second if e.name == "mul")
     dist.barrier()
-    results["after barrier"] = vgpu.elapsed()
+    results["after barrier"] = control.elapsed()
 dist.barrier()
 print(json.dumps(results))
 dist.destroy_process_group()
@@ -244,7 +244,7 @@ def test_no_thread_of_gloo_is_left_when_python_ends(destroy):
     """A thread that then frees a tensor aborts the process, once in some hundred runs."""
     source = f"""
         import atexit, glob, torch, torch.distributed as dist
-        from multigpu import vgpu
+        from multigpu.virtual import control
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         def gloo_threads():
@@ -252,7 +252,7 @@ def test_no_thread_of_gloo_is_left_when_python_ends(destroy):
             return sum("gloo" in name for name in names)
 
         atexit.register(lambda: print("at the end", gloo_threads()))
-        first, second = vgpu.start(2)
+        first, second = control.start(2)
         dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
         model = DDP(torch.nn.Linear(2, 2).to(first))
         model(torch.ones(1, 2, device=first)).sum().backward()
@@ -270,13 +270,13 @@ import json, os, signal, sys, tempfile
 from datetime import timedelta
 from pathlib import Path
 import torch.distributed as dist
-from multigpu import vgpu
+from multigpu.virtual import control
 
 here = Path(__file__).parent
 tempfile.tempdir = str(here)
 
 rank, port, is_killed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"
-vgpu.start(1)
+control.start(1)
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
 dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)

@@ -1,4 +1,4 @@
-"""A virtual GPU raises the errors of a GPU, in CUDA's words; and the errors of vgpu.start."""
+"""A virtual GPU raises the errors of a GPU, in CUDA's words; and the errors of its start."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import comm
 from torch.utils.data import DataLoader, TensorDataset
 
-from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.patches.backend import check_version
+from multigpu.virtual import control
+from multigpu.virtual.patches.backend import check_version
 
 MISMATCH = "Expected all tensors to be on the same device"
 TWO_DEVICES = MISMATCH + ", but found at least two devices, {} and {}!"
@@ -351,28 +351,28 @@ def test_an_operation_without_a_kernel(two):
 
 def test_starting_twice_and_stopping():
     # Without running virtual GPUs, stop does nothing.
-    vgpu.stop()
+    control.stop()
     with pytest.raises(UserError, match=r"no virtual GPUs are running"):
-        vgpu.elapsed()
-    vgpu.start(count=1)
+        control.elapsed()
+    control.start(count=1)
     try:
         with pytest.raises(UserError, match=r"1 virtual GPU.*vgpu\.stop\(\)"):
-            vgpu.start(count=2)
+            control.start(count=2)
         x = torch.ones(2, device="vgpu:0")
     finally:
-        vgpu.stop()
+        control.stop()
     assert torch.vgpu.device_count() == 0
     assert not torch.vgpu.is_available()
     for use in (
         lambda: torch.ones(2, device="vgpu:0"),
         lambda: torch.nn.Linear(2, 2).to("vgpu:0"),
-        vgpu.elapsed,
+        control.elapsed,
     ):
         # Of both kinds: a notebook shows a UserError as one sentence.
         with pytest.raises(RuntimeError, match=r"multigpu\.gpus\(2\)") as error:
             use()
         assert isinstance(error.value, UserError)
-    with vgpu.running(count=1):
+    with control.running(count=1):
         for use in (
             lambda: x + 1,
             lambda: x.cpu(),
@@ -393,7 +393,7 @@ def test_stopping_restores_torch():
 
     before = replaced()
     gather = comm.gather
-    with vgpu.running(count=1):
+    with control.running(count=1):
         assert comm.gather is not gather
     assert replaced() == before
 
@@ -427,8 +427,8 @@ def test_stopping_restores_torch():
 )
 def test_bad_arguments(arguments, words):
     with pytest.raises(UserError, match=words):
-        vgpu.start(**arguments)
-    assert torch.cuda.is_available() or not vgpu.devices()
+        control.start(**arguments)
+    assert torch.cuda.is_available() or not control.devices()
 
 
 def test_an_unsupported_torch():
@@ -442,8 +442,8 @@ def test_an_unsupported_torch():
 
 FORKING = """
 import os, sys, torch
-from multigpu import vgpu
-vgpu.start(1)
+from multigpu.virtual import control
+control.start(1)
 for first_use in ("child", "parent"):
     if first_use == "parent":
         torch.ones(2, device="vgpu:0")
@@ -469,5 +469,8 @@ def test_a_fork_after_start():
     ("count", "words"), [(1, "1 virtual GPU is"), (2, "2 virtual GPUs are")]
 )
 def test_a_second_start_names_what_is_running(count: int, words: str):
-    with vgpu.running(count=count), pytest.raises(UserError, match=f"{words} running already"):
-        vgpu.start(1)
+    with (
+        control.running(count=count),
+        pytest.raises(UserError, match=f"{words} running already"),
+    ):
+        control.start(1)

@@ -5,9 +5,9 @@ import torch
 from compare_devices import last
 from virtual_ranks import run_ranks
 
-from multigpu.vgpu import LINKS
-from multigpu.vgpu.sim.network import Network, collective_seconds
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+from multigpu import LINKS
+from multigpu.virtual.sim.network import Network, collective_seconds
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 SEEN = []
 
@@ -55,11 +55,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from multigpu import vgpu
+from multigpu.virtual import control
 
 warnings.simplefilter("ignore")
 rank, port, backend, ranks = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], 2
-(device,) = vgpu.start(1)
+(device,) = control.start(1)
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
 dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
@@ -68,9 +68,9 @@ results = {}
 
 
 def record(call):
-    since = len(vgpu.timeline().events)
+    since = len(control.timeline().events)
     numbers = call()
-    events = [e for e in vgpu.timeline().events[since:] if e.kind == "collective"]
+    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
     numbers = numbers if isinstance(numbers, list) else [numbers]
     results[call.__name__] = {
         "numbers": [tensor.tolist() for tensor in numbers],

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from multigpu import vgpu
-from multigpu.vgpu.ops.generator import REMEMBERED
+from multigpu.virtual import control
+from multigpu.virtual.ops.generator import REMEMBERED
 
 
 def draw(device: torch.device | str, generator: torch.Generator) -> list[list[float]]:
@@ -37,7 +37,7 @@ def test_a_generator_of_a_device(two):
     words = "Expected a 'vgpu:1' generator device but found 'vgpu:0'"
     with pytest.raises(RuntimeError, match=words):
         torch.rand(2, device=two[1], generator=generator)
-    vgpu.stop()
+    control.stop()
     assert isinstance(torch.Generator, type)
     assert type(torch.Generator()) is torch.Generator
 

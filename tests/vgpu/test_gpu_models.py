@@ -4,10 +4,10 @@ import pytest
 import torch
 from compare_devices import last
 
-from multigpu import vgpu
+from multigpu import GPUS
 from multigpu.errors import UserError
-from multigpu.vgpu import GPUS
-from multigpu.vgpu.sim.presets import LINKS
+from multigpu.virtual import control
+from multigpu.virtual.sim.presets import LINKS
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -22,7 +22,7 @@ def test_a_presets_figures_agree_with_each_other(name):
 
 
 def product_seconds(gpu: str, dtype: torch.dtype) -> float:
-    with vgpu.running(count=1, gpu=gpu, compute=False) as (device,):
+    with control.running(count=1, gpu=gpu, compute=False) as (device,):
         x = torch.empty(4096, 4096, dtype=dtype, device=device)
         x @ x
         return last().end - last().start
@@ -40,8 +40,8 @@ def test_without_bfloat16_units_a_product_in_it_is_no_faster_than_in_float32(gpu
 
 
 def test_each_device_is_its_own_model():
-    with vgpu.running(gpu=["A100-80GB", "T4"], compute=False) as devices:
-        assert vgpu.label() == "simulated: 1 × A100-80GB + 1 × T4, NVLink2"
+    with control.running(gpu=["A100-80GB", "T4"], compute=False) as devices:
+        assert control.label() == "simulated: 1 × A100-80GB + 1 × T4, NVLink2"
         took = []
         for device, name, capability in zip(
             devices, ("A100-80GB", "T4"), ((8, 0), (7, 5)), strict=True
@@ -61,13 +61,13 @@ def test_each_device_is_its_own_model():
             # Into pinned memory: into pageable memory the host's core is the limit.
             x.to("cpu", non_blocking=True)
         assert took[1] > 4 * took[0], "a T4 has a fifth of an A100's peak"
-        copies = [event for event in vgpu.timeline().events if event.kind == "transfer"]
+        copies = [event for event in control.timeline().events if event.kind == "transfer"]
         fast, slow = (copy.end - copy.start for copy in copies)
         assert slow == pytest.approx(2 * fast, rel=0.01), "PCIe 4 and PCIe 3"
 
 
 def test_the_number_of_named_gpus_is_checked():
     with pytest.raises(UserError, match="2 GPUs are named: give one name for all, or 3"):
-        vgpu.start(3, gpu=["T4", "A10"])
+        control.start(3, gpu=["T4", "A10"])
     with pytest.raises(UserError, match='there is no GPU "T5"'):
-        vgpu.start(gpu=["T4", "T5"])
+        control.start(gpu=["T4", "T5"])

@@ -10,10 +10,10 @@ import torch
 from compare_devices import difference
 from torch import nn
 
-from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.sim import memory
-from multigpu.vgpu.sim.presets import size_in_bytes
+from multigpu.virtual import control
+from multigpu.virtual.sim import memory
+from multigpu.virtual.sim.presets import size_in_bytes
 
 KIB = 2**10
 MIB = 2**20
@@ -22,7 +22,7 @@ MIB = 2**20
 @pytest.fixture
 def small():
     """Two devices of 64 MiB."""
-    with vgpu.running(count=2, memory="64MiB") as devices:
+    with control.running(count=2, memory="64MiB") as devices:
         yield devices
 
 
@@ -145,7 +145,7 @@ def test_training_continues_after_out_of_memory_in_backward():
     """256 rows fit in forward and not in backward; after that, 8 rows train as on the CPU."""
     torch.manual_seed(0)
     on_cpu = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(4)))
-    with vgpu.running(count=1, memory="2800KiB") as (device,):
+    with control.running(count=1, memory="2800KiB") as (device,):
         model = copy.deepcopy(on_cpu).to(device)
         update = torch.optim.SGD(model.parameters(), lr=0.1)
         before = allocated(device)
@@ -166,7 +166,7 @@ def test_training_continues_after_out_of_memory_in_backward():
 def test_a_model_too_large_for_one_fits_on_two():
     # 3 MiB of weights each.
     halves = [nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))) for _ in range(2)]
-    with vgpu.running(count=2, memory="8MiB") as (first, second):
+    with control.running(count=2, memory="8MiB") as (first, second):
 
         def step(places):
             copies = [
@@ -187,7 +187,7 @@ def test_a_model_too_large_for_one_fits_on_two():
 
 def test_the_hosts_memory_can_be_filled_by_small_tensors(monkeypatch):
     """The devices' memory may exceed the host's, but what is used may not."""
-    with vgpu.running(count=2, gpu="H100-80GB") as (_, second):
+    with control.running(count=2, gpu="H100-80GB") as (_, second):
         monkeypatch.setattr(memory, "host_memory", lambda: 65 * MIB)
         kept = [torch.zeros(8 * MIB // 4, device=second) for _ in range(10)]
         monkeypatch.setattr(memory, "host_memory", lambda: 63 * MIB)
@@ -202,7 +202,7 @@ def test_the_hosts_memory_can_be_filled_by_small_tensors(monkeypatch):
 
 def test_the_hosts_memory_is_checked_before_a_large_tensor_is_made(monkeypatch):
     """A virtual GPU's numbers are in the host's memory."""
-    with vgpu.running(count=2, gpu="H100-80GB") as (first, _):
+    with control.running(count=2, gpu="H100-80GB") as (first, _):
         monkeypatch.setattr(memory, "host_memory", lambda: 100 * MIB)
         words = r"host.* 200.00 MiB on vgpu:0.* 100.00 MiB .*compute=False"
         with pytest.raises(torch.OutOfMemoryError, match=words):
@@ -210,7 +210,7 @@ def test_the_hosts_memory_is_checked_before_a_large_tensor_is_made(monkeypatch):
         with pytest.raises(torch.OutOfMemoryError, match=words):
             torch.empty(200 * MIB, dtype=torch.uint8).to(first)
         assert allocated(first) == 0
-    with vgpu.running(count=1, gpu="H100-80GB", compute=False) as (device,):
+    with control.running(count=1, gpu="H100-80GB", compute=False) as (device,):
         assert allocated(device) == 0
         keep = torch.zeros(2**30, 16, device=device)
         assert allocated(device) == 2**36
@@ -227,7 +227,7 @@ def test_memory_by_category(small):
     model.register_buffer("alias", model[0].weight.detach())
     update = torch.optim.Adam(model.parameters())
     nbytes = 256 * KIB
-    assert vgpu.memory_held(model, update)[small[0]] == {
+    assert control.memory_held(model, update)[small[0]] == {
         "weights": nbytes,
         "gradients": 0,
         "optimizer": 0,
@@ -236,22 +236,22 @@ def test_memory_by_category(small):
     }
     x = torch.zeros(128, 256, device=small[0])
     out = model(x).sum()
-    after_forward = vgpu.memory_held(model, update)
+    after_forward = control.memory_held(model, update)
     # The input, tanh's output (which backward needs), and the sum, which takes 512 bytes.
     assert after_forward[small[0]]["activations"] == 2 * 128 * KIB + 512
     out.backward()
     update.step()
-    now = vgpu.memory_held(model, update)[small[0]]
+    now = control.memory_held(model, update)[small[0]]
     assert now["weights"] == now["gradients"] == nbytes
     assert now["optimizer"] == 2 * nbytes
     assert sum(now.values()) == allocated(small[0])
-    assert vgpu.memory_held(model)[small[1]] == dict.fromkeys(now, 0)
+    assert control.memory_held(model)[small[1]] == dict.fromkeys(now, 0)
 
 
 def test_memory_is_empty_after_the_next_start():
-    with vgpu.running(count=1, memory="1MiB"):
+    with control.running(count=1, memory="1MiB"):
         old = torch.zeros(64 * KIB, device="vgpu:0")
-    with vgpu.running(count=1, memory="1MiB") as (device,):
+    with control.running(count=1, memory="1MiB") as (device,):
         assert allocated(device) == 0
         del old
         assert allocated(device) == 0
@@ -304,7 +304,7 @@ def test_a_ctrl_c_is_not_lost_while_tensors_are_deleted(small):
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_tensor_is_unchanged_if_its_new_size_does_not_fit():
-    with vgpu.running(count=1, memory="1MiB") as (device,):
+    with control.running(count=1, memory="1MiB") as (device,):
         x = torch.arange(6.0, device=device)
         y = torch.arange(2.0, device=device)
         view = x[2:4]
@@ -327,7 +327,7 @@ def test_a_tensor_is_unchanged_if_its_new_size_does_not_fit():
             assert allocated(device) == before
         assert torch.add(x, 1, out=y).tolist() == [1, 2, 3, 4, 5, 6]
         assert y.shape == (6,)
-    with vgpu.running(count=1, memory="1MiB", compute=False) as (device,):
+    with control.running(count=1, memory="1MiB", compute=False) as (device,):
         x = torch.ones(2, device=device)
         for call in (
             lambda: x.resize_(300 * KIB),

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 
 def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
@@ -90,8 +90,8 @@ def test_modules_that_move_without_a_graph(two):
 def test_a_model_without_numbers_cannot_be_moved_where_numbers_count(two):
     with pytest.raises(NotImplementedError, match="to_empty"):
         nn.Linear(2, 2, device="meta").to(two[0])
-    vgpu.stop()
-    with vgpu.running(1, compute=False) as (device,):
+    control.stop()
+    with control.running(1, compute=False) as (device,):
         assert nn.Linear(2, 2, device="meta").to(device).weight.device == device
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from multigpu import LINKS, NETWORKS, Link
 from multigpu.errors import UserError
-from multigpu.vgpu import LINKS, NETWORKS, Link
-from multigpu.vgpu.sim.network import (
+from multigpu.virtual.sim.network import (
     TRAFFIC,
     Network,
     collective_seconds,

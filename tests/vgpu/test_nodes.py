@@ -5,16 +5,16 @@ import torch
 from compare_devices import CABLE, ROUND, last
 from virtual_ranks import run_ranks
 
-from multigpu import vgpu
-from multigpu.vgpu import LINKS, Link
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.network import (
+from multigpu import LINKS, Link
+from multigpu.virtual import control
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.network import (
     Network,
     collective_seconds,
     host_copy_seconds,
     transfer_seconds,
 )
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 # 10 MB/s and 10 ms between nodes, for each GPU.
 SLOW = Link("slow", bandwidth=1e7, latency=1e-2, adapter="gpu")
@@ -28,7 +28,7 @@ def copy_seconds(source: torch.device, destination: torch.device) -> float:
 
 
 def test_a_transfer_between_two_nodes_takes_the_network():
-    with vgpu.running(count=4, **NODES) as devices:
+    with control.running(count=4, **NODES) as devices:
         inside = copy_seconds(devices[0], devices[1])
         assert inside == pytest.approx(copy_seconds(devices[3], devices[2]))
         across = copy_seconds(devices[1], devices[2])
@@ -40,20 +40,20 @@ def test_a_transfer_between_two_nodes_takes_the_network():
 
 
 def test_without_nodes_every_transfer_takes_the_link():
-    with vgpu.running(count=4, gpu=ROUND, link=CABLE) as devices:
+    with control.running(count=4, gpu=ROUND, link=CABLE) as devices:
         assert copy_seconds(devices[0], devices[3]) == pytest.approx(1e-3 + 1e-3)
 
 
 def test_a_shared_adapter_is_divided_between_the_gpus_of_a_node():
     shared = Link("shared", bandwidth=1e7, latency=1e-2, adapter="node")
-    with vgpu.running(count=4, **NODES | {"between_nodes": shared}) as devices:
+    with control.running(count=4, **NODES | {"between_nodes": shared}) as devices:
         assert copy_seconds(devices[0], devices[2]) == pytest.approx(1e-2 + 2e-1)
 
 
 def test_the_label_names_both_links():
-    with vgpu.running(4, gpus_per_node=2, between_nodes="Ethernet10", compute=False):
+    with control.running(4, gpus_per_node=2, between_nodes="Ethernet10", compute=False):
         label = "simulated: 4 × V100-16GB, 2 per node: NVLink2 inside, Ethernet10 between"
-        assert vgpu.label() == label == vgpu.timeline().label
+        assert control.label() == label == control.timeline().label
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_label_names_both_links():
 )
 def test_the_node_of_a_ranks_device(count, per_node, rank, nodes):
     more = {"gpus_per_node": per_node, "between_nodes": SLOW} if per_node else {}
-    with vgpu.running(count, compute=False, **more):
+    with control.running(count, compute=False, **more):
         places = [machine.current().node(index, rank) for index in range(count)]
     assert places == nodes
 
@@ -85,11 +85,11 @@ GROUPS = """
 import json, sys, torch
 from datetime import timedelta
 import torch.distributed as dist
-from multigpu import vgpu
+from multigpu.virtual import control
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 nodes = {"gpus_per_node": 2, "between_nodes": "HDR200"}
-(device,) = vgpu.start(1, compute=False, **nodes)
+(device,) = control.start(1, compute=False, **nodes)
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, 4, is_master=rank == 0, timeout=a_minute)
 dist.init_process_group("vgpu", store=store, rank=rank, world_size=4)
@@ -106,11 +106,11 @@ results = {}
 
 def timed(name, call):
     dist.barrier()
-    began = vgpu.elapsed()
+    began = control.elapsed()
     call()
     dist.barrier()
     kinds = ("collective", "transfer")
-    events = [e for e in vgpu.timeline(since=began).events if e.kind in kinds]
+    events = [e for e in control.timeline(since=began).events if e.kind in kinds]
     results[name] = [event.end - event.start for event in events]
 
 
@@ -128,7 +128,7 @@ timed("alltoall", lambda: dist.all_to_all_single(torch.zeros_like(x), x))
 for name, other in (("send inside", rank ^ 1), ("send across", rank ^ 2)):
     first = rank < other
     timed(name, lambda: dist.send(x, other) if first else dist.recv(x, other))
-results["label"] = vgpu.label()
+results["label"] = control.label()
 print(json.dumps(results))
 dist.destroy_process_group()
 """
@@ -166,11 +166,11 @@ TWO_DEVICES = """
 import json, sys, torch
 from datetime import timedelta
 import torch.distributed as dist
-from multigpu import vgpu
+from multigpu.virtual import control
 
 rank, port, placement = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 # Each rank sees the four GPUs of both nodes, and uses two of them.
-gpus = vgpu.start(4, gpus_per_node=2, between_nodes="HDR200", compute=False)
+gpus = control.start(4, gpus_per_node=2, between_nodes="HDR200", compute=False)
 own = gpus[2 * rank : 2 * rank + 2] if placement == "a node each" else gpus[rank::2]
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
@@ -180,7 +180,7 @@ for device in own:
     works.append(dist.all_reduce(torch.zeros(25_000_000, device=device), async_op=True))
 for work in works:
     work.wait()
-events = [event for event in vgpu.timeline().events if event.kind == "collective"]
+events = [event for event in control.timeline().events if event.kind == "collective"]
 print(json.dumps([(event.start, event.end) for event in events]))
 dist.destroy_process_group()
 """

@@ -14,11 +14,10 @@ from commands import SUPPORT, run
 from torch import nn
 from torch_symbols import full_name, symbol_name
 
-from multigpu import vgpu
-from multigpu.vgpu import control
-from multigpu.vgpu.patches import TABLE
-from multigpu.vgpu.patches.backend import PERMANENT
-from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
+from multigpu.virtual import control
+from multigpu.virtual.patches import TABLE
+from multigpu.virtual.patches.backend import PERMANENT
+from multigpu.virtual.patches.replacing import Registration, Replacement, Table
 
 ROWS = [row for row in TABLE.rows if row.when()]
 
@@ -101,7 +100,7 @@ def same(before: list[Any], after: list[Any]) -> list[bool]:
 
 def test_every_row_is_in_place_while_virtual_gpus_run():
     before = state()
-    with vgpu.running(count=2):
+    with control.running(count=2):
         assert not any(same(before, state()))
     assert all(same(before, state()))
 
@@ -126,11 +125,11 @@ def test_a_row_that_fails_leaves_nothing_replaced(monkeypatch, row, place):
     monkeypatch.setattr(control, "TABLE", Table(rows))
     # Kept, so that the frames live: what is only collected with them counts as in place.
     with pytest.raises((ArithmeticError, AttributeError)) as error:
-        vgpu.start(count=1)
-    assert all(same(before, state())) and vgpu.devices() == []
+        control.start(count=1)
+    assert all(same(before, state())) and control.devices() == []
     assert not torch.vgpu.is_available() and error.traceback
     monkeypatch.undo()
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         assert torch.ones(2, device=device).sum().item() == 2
 
 
@@ -206,7 +205,7 @@ def test_an_inherited_attribute_is_inherited_again():
 
 
 def test_a_process_group_that_outlives_the_virtual_gpus(no_process_group):
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
         virtual = torch.ones(2, device=device)
         dist.all_reduce(virtual)
@@ -222,7 +221,7 @@ def test_a_process_group_that_outlives_the_virtual_gpus(no_process_group):
 
 
 def test_a_file_after_the_virtual_gpus_have_stopped(tmp_path):
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         torch.save(torch.ones(2, device=device), tmp_path / "tensor.pt")
     # CUDA's message for a machine without GPUs.
     message = r"torch\.vgpu\.is_available\(\) is False.*map_location"
@@ -233,7 +232,7 @@ def test_a_file_after_the_virtual_gpus_have_stopped(tmp_path):
 
 def test_torchs_profiler_works_after_stop():
     """The profiler waits for each registered device type, and vgpu's stays registered."""
-    with vgpu.running(1):
+    with control.running(1):
         pass
     with torch.profiler.profile() as profile:
         torch.ones(2) + 1

@@ -5,7 +5,7 @@ import torch
 from compare_devices import last
 from torch.utils.data import DataLoader, TensorDataset
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_host_waits_for_a_copy_into_memory_that_is_not_pinned(two, is_pinned
 
 
 def test_a_new_tensor_without_numbers_is_pinned_too():
-    with vgpu.running(1, compute=False) as (gpu,):
+    with control.running(1, compute=False) as (gpu,):
         x = torch.ones(2**20, device=gpu)
         assert x.to("cpu", non_blocking=True).is_pinned()
         assert x.sum().to("cpu", non_blocking=True).is_pinned()
@@ -67,7 +67,7 @@ def test_a_copy_of_pinned_memory_is_faster(copy):
     """256 MiB, in GB/s; measured on an H100: 54.4 and 54.5 pinned, 8.2 and 13.6 pageable."""
     found = {}
     for is_pinned in (True, False):
-        with vgpu.running(1, gpu="H100-80GB") as (gpu,):
+        with control.running(1, gpu="H100-80GB") as (gpu,):
             host = torch.empty(2**26, pin_memory=is_pinned)
             x = torch.empty(2**26, device=gpu)
             if copy == "back":

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 Tensors = list[torch.Tensor]
 Program = Callable[[torch.device], Tensors]
@@ -494,4 +494,4 @@ def test_each_gpu_computes_its_part(two):
     out = nn.parallel.gather(nn.parallel.parallel_apply(replicas, parts), 0)
     assert torch.allclose(out, module(x))
     assert [tensor.device for tensor in parts] == list(two)
-    assert all(vgpu.timeline().busy(device) > 0 for device in two)
+    assert all(control.timeline().busy(device) > 0 for device in two)

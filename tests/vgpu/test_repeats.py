@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from multigpu import vgpu
-from multigpu.vgpu.ops import repeats
-from multigpu.vgpu.ops.dispatch import info_of
+from multigpu.virtual import control
+from multigpu.virtual.ops import repeats
+from multigpu.virtual.ops.dispatch import info_of
 
 aten = torch.ops.aten
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 @pytest.fixture
 def device(monkeypatch):
     monkeypatch.setattr(repeats, "_recipes", {})
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         yield device
 
 
@@ -167,7 +167,7 @@ def test_the_number_of_known_calls_is_bounded(device, monkeypatch):
 
 def test_with_numbers_each_kernel_runs(count):
     runs = count(aten.tanh.default)
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         x = torch.ones(3, 4, device=device)
         assert torch.equal(x.tanh(), x.tanh())
     assert len(runs) == 2

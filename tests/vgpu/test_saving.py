@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 
 def allocated(place: str) -> int:
@@ -57,7 +57,7 @@ def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
     assert (sent[1] == 3).all() and (view == 3).all(), "all share their memory"
     with pytest.raises(RuntimeError, match="not a leaf cannot go to another process"):
         ForkingPickler.dumps(model["out"].weight * 2)
-    vgpu.stop()
+    control.stop()
     with pytest.raises(RuntimeError, match=r"vgpu:1.*stopped.*vgpu\.start\(\)"):
         torch.save(state, file)
 
@@ -102,8 +102,8 @@ def test_a_function_says_where_a_storage_goes(two, tmp_path):
 
 def test_a_file_of_a_device_that_does_not_exist(two, tmp_path):
     torch.save(torch.ones(2, device=two[1]), tmp_path / "tensor.pt")
-    vgpu.stop()
-    vgpu.start(count=1)
+    control.stop()
+    control.start(count=1)
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.load(tmp_path / "tensor.pt")
     assert torch.load(tmp_path / "tensor.pt", map_location="cpu").tolist() == [1, 1]

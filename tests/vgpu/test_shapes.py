@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from multigpu import vgpu
 from multigpu.models.resnet import resnet
+from multigpu.virtual import control
 
 
 def allocated(device: torch.device) -> int:
@@ -21,7 +21,7 @@ def allocated(device: torch.device) -> int:
 
 
 def test_a_step_of_resnet50():
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         with torch.device(device):
             model = resnet(50)
         # As published.
@@ -33,7 +33,7 @@ def test_a_step_of_resnet50():
         took = []
         for _ in range(4):
             began = time.process_time()
-            start = vgpu.elapsed()
+            start = control.elapsed()
             update.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             update.step()
@@ -41,8 +41,8 @@ def test_a_step_of_resnet50():
         assert min(took) < 2
         # 3 × 4.1 GFLOP × 2 an image at 15.7 TFLOP/s, without memory traffic.
         arithmetic = 32 * 24.5e9 / 15.7e12
-        assert arithmetic < vgpu.elapsed() - start < 3 * arithmetic
-        usage = vgpu.memory_held(model, update)[device]
+        assert arithmetic < control.elapsed() - start < 3 * arithmetic
+        usage = control.memory_held(model, update)[device]
         assert usage["weights"] >= 4 * weights
         assert usage["gradients"] == usage["optimizer"] >= 4 * weights
 
@@ -77,7 +77,7 @@ def test_seven_billion_parameters_do_not_fit_on_one_and_fit_on_two():
                 layers.append(Layer())
         return layers
 
-    with vgpu.running(count=2, gpu="V100-16GB", compute=False) as (first, second):
+    with control.running(count=2, gpu="V100-16GB", compute=False) as (first, second):
         words = r"GPU 0 has a total capacity of 16.00 GiB"
         with pytest.raises(torch.OutOfMemoryError, match=words):
             build([first] * 32)
@@ -92,11 +92,11 @@ def test_seven_billion_parameters_do_not_fit_on_one_and_fit_on_two():
                 x = layer(x.to(place))
         assert x.shape == (1, 512, 4096)
         assert x.device == second
-        assert vgpu.elapsed() > 2 * 6.5e9 * 512 / 15.7e12
+        assert control.elapsed() > 2 * 6.5e9 * 512 / 15.7e12
 
 
 def test_reading_a_number_raises():
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         x = torch.ones(3, device=device)
         for call in (
             lambda: x.cpu().numpy(),
@@ -110,7 +110,7 @@ def test_reading_a_number_raises():
 
 
 def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         loss = torch.ones(3, device=device).sum()
         number = loss.item()
         for text in (
@@ -128,9 +128,9 @@ def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
         for value in (float(loss), float(loss.cpu()), torch.tensor([number]).item()):
             assert value != value, "NaN on the host"
         assert torch.equal(torch.ones(2) * number, torch.full((2,), torch.nan)) is False
-        waited = vgpu.elapsed()
+        waited = control.elapsed()
         loss.item()
-        assert vgpu.elapsed() > waited, "the host waits for the number"
+        assert control.elapsed() > waited, "the host waits for the number"
         for decide in (
             lambda: bool(number),
             lambda: bool(loss > 2),
@@ -148,7 +148,7 @@ def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
 
 
 def test_a_copy_of_one_unknown_number_is_unknown():
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         loss = torch.ones(3, device=device, requires_grad=True).sum().cpu()
         total = torch.zeros(())
         total += loss.detach()
@@ -176,14 +176,14 @@ def test_a_copy_of_one_unknown_number_is_unknown():
 
 
 def test_truncated_normal_numbers_need_no_decision():
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         assert nn.init.trunc_normal_(torch.empty(3, 4, device=device)).shape == (3, 4)
         assert nn.init.trunc_normal_(torch.empty(99)).abs().max() <= 2
 
 
 def test_small_integer_tensors_keep_their_numbers_until_a_shape_is_written():
     """DDP needs them to agree on its buckets."""
-    with vgpu.running(count=2, compute=False) as (first, second):
+    with control.running(count=2, compute=False) as (first, second):
         counter = torch.zeros((), dtype=torch.long, device=first)
         counter.add_(2)
         indices = torch.tensor([1, 2, 0]).to(first)
@@ -202,7 +202,7 @@ def test_small_integer_tensors_keep_their_numbers_until_a_shape_is_written():
 def test_the_same_memory_and_time_as_with_numbers(kind):
     results = []
     for compute in (True, False):
-        with vgpu.running(count=2, compute=compute) as (first, second):
+        with control.running(count=2, compute=compute) as (first, second):
             body = nn.Sequential(nn.Embedding(50, 16), nn.Dropout(0.1)).to(first)
             head = kind(16, 8, batch_first=True).to(second)
             attention = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).to(first)
@@ -217,14 +217,14 @@ def test_the_same_memory_and_time_as_with_numbers(kind):
                 update.step()
             peaks = [torch.vgpu.max_memory_allocated(device) for device in (first, second)]
             now = [allocated(device) for device in (first, second)]
-            results.append((peaks, now, vgpu.elapsed(), len(vgpu.timeline().events)))
+            results.append((peaks, now, control.elapsed(), len(control.timeline().events)))
     assert results[0] == results[1]
 
 
 def test_a_grad_scaler_without_numbers():
     results = []
     for compute in (True, False):
-        with vgpu.running(count=1, compute=compute) as (device,):
+        with control.running(count=1, compute=compute) as (device,):
             model = nn.Linear(3, 2).to(device)
             scaler = torch.amp.GradScaler("vgpu", init_scale=1024)
             update = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -239,12 +239,12 @@ def test_a_grad_scaler_without_numbers():
                 scaler.update()
             assert scaler.get_scale() == 1024
             peak = torch.vgpu.max_memory_allocated()
-            results.append((vgpu.elapsed(), peak, len(vgpu.timeline().events)))
+            results.append((control.elapsed(), peak, len(control.timeline().events)))
     assert results[0] == results[1]
 
 
 def test_all_views_of_a_storage_lose_their_numbers():
-    with vgpu.running(count=1, compute=False) as (device,):
+    with control.running(count=1, compute=False) as (device,):
         shapes = torch.ones(10, device=device)
         for write in (
             lambda whole, part: part.copy_(shapes[:3]),

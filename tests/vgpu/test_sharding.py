@@ -8,9 +8,9 @@ FSDP2 is on the clock, and its memory in the meter.
 import pytest
 from virtual_ranks import run_ranks
 
-from multigpu.vgpu import LINKS
-from multigpu.vgpu.sim.network import Network, collective_seconds
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+from multigpu import LINKS
+from multigpu.virtual.sim.network import Network, collective_seconds
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +33,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
-from multigpu import vgpu
+from multigpu.virtual import control
 
 warnings.simplefilter("ignore")
 rank, port, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-(device,) = vgpu.start(1, gpus_per_node=2, between_nodes="HDR200")
+(device,) = control.start(1, gpus_per_node=2, between_nodes="HDR200")
 a_minute = timedelta(seconds=60)
 store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
 dist.init_process_group(
@@ -123,13 +123,13 @@ def memory_and_time():
     fully_shard(layers)
     x = torch.ones(1, 256, device=device)
     shards = torch.vgpu.memory_allocated() - x.nbytes
-    since = len(vgpu.timeline().events)
+    since = len(control.timeline().events)
     torch.vgpu.reset_peak_memory_stats()
     out = layers(x)
     peak = torch.vgpu.max_memory_allocated()
     out.sum().backward()
     del out
-    events = [e for e in vgpu.timeline().events[since:] if e.kind == "collective"]
+    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
     return {
         "shards": shards,
         "peak": peak,
@@ -256,9 +256,9 @@ def uneven_losses(model, step):
 @record
 def ddp_with_unused_parameters():
     net = DDP(Net().to(device), find_unused_parameters=True)
-    since = len(vgpu.timeline().events)
+    since = len(control.timeline().events)
     train(net, uneven_loss)
-    events = [e for e in vgpu.timeline().events[since:] if e.kind == "collective"]
+    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
     results["map"] = [len(list(net.parameters())), events[-1].end - events[-1].start]
     return difference(net, train(Net(), uneven_losses))
 

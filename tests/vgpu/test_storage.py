@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 KIB = 1024
 
@@ -39,7 +39,7 @@ def test_a_storage_belongs_to_the_device(two):
 
 @pytest.mark.parametrize("compute", [True, False])
 def test_resizing_a_storage_to_nothing_frees_its_memory(compute):
-    with vgpu.running(count=1, memory="65KiB", compute=compute) as (device,):
+    with control.running(count=1, memory="65KiB", compute=compute) as (device,):
         x = torch.ones(4 * KIB, device=device)
         view = x.view(2, -1)[1]
         storage = x.untyped_storage()
@@ -61,7 +61,7 @@ def test_resizing_a_storage_to_nothing_frees_its_memory(compute):
 
 
 def test_a_storage_that_does_not_fit_keeps_its_size():
-    with vgpu.running(count=1, memory="4KiB") as (device,):
+    with control.running(count=1, memory="4KiB") as (device,):
         x = torch.ones(4, device=device)
         with pytest.raises(torch.OutOfMemoryError):
             x.untyped_storage().resize_(8 * KIB)

@@ -12,13 +12,13 @@ import json, sys, torch
 from datetime import timedelta
 import torch.distributed as dist
 from torch import nn
-from multigpu import vgpu
-from multigpu.vgpu import Link
-from multigpu.vgpu.sim import machine
+from multigpu.virtual import control
+from multigpu import Link
+from multigpu.virtual.sim import machine
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 slow = Link("slow", bandwidth=1e10, latency=1e-6)
-(device,) = vgpu.start(1, gpu="A100-80GB", link=slow, compute=False)
+(device,) = control.start(1, gpu="A100-80GB", link=slow, compute=False)
 store = dist.TCPStore(
     "127.0.0.1", port, 2, is_master=rank == 0, timeout=timedelta(seconds=60)
 )
@@ -39,7 +39,7 @@ def last(kind="compute"):
 
 x, y, z = (torch.zeros(10**7, device=device) for _ in range(3))
 side, own = torch.vgpu.Stream(), torch.vgpu.current_stream()
-vgpu.elapsed()
+control.elapsed()
 with side:
     work = dist.all_reduce(x, async_op=True)
     other = dist.all_reduce(z, async_op=True)
@@ -58,7 +58,7 @@ y.add_(1)
 results["after both"] = last()
 first, second = [e for e in machine.current().clock.events() if e.kind == "collective"][-2:]
 results.update(first=first, second=second, reader=reader, host=host, side=side.stream_id)
-results["elapsed"] = vgpu.elapsed()
+results["elapsed"] = control.elapsed()
 """
 
 SLICES = """
@@ -68,7 +68,7 @@ def starts_after(tensor):
 
 
 flat, y = torch.zeros(2 * 10**7, device=device), torch.zeros(9, device=device)
-vgpu.elapsed()
+control.elapsed()
 halves = flat.chunk(2)
 works = [dist.all_reduce(half, async_op=True) for half in halves]
 results["unrelated"] = starts_after(y)
@@ -82,7 +82,7 @@ results["collectives"] = [
 
 POLLING = """
 x, y = (torch.zeros(10**7, device=device) for _ in range(2))
-vgpu.elapsed()
+control.elapsed()
 first = dist.all_reduce(x, async_op=True)
 second = dist.all_reduce(y, async_op=True)
 asked = 0
@@ -120,9 +120,9 @@ def step(one_stream):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         x = torch.zeros(8192, WIDTH, device=device)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         model(x).square().mean().backward()
-        return vgpu.timeline(since=start)
+        return control.timeline(since=start)
     finally:
         torch.vgpu.Stream = Stream
 

@@ -9,13 +9,14 @@ import torch
 from compare_devices import CABLE, ROUND, last
 from torch import nn
 
-from multigpu import vgpu
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.clock import HOST, Event
-from multigpu.vgpu.sim.network import host_copy_seconds
-from multigpu.vgpu.sim.notes import take_events
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS
-from multigpu.vgpu.sim.streams import INTERRUPTED, Engine
+from multigpu import Gpu, Timeline
+from multigpu.virtual import control
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.clock import HOST, Event
+from multigpu.virtual.sim.network import host_copy_seconds
+from multigpu.virtual.sim.notes import take_events
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS
+from multigpu.virtual.sim.streams import INTERRUPTED, Engine
 
 # `x.add_(1)` on a megabyte: read and written at 1 GB/s.
 ADD = 2e-3 + KERNEL_OVERHEAD
@@ -25,7 +26,7 @@ COPY = host_copy_seconds(1e7, LINKS["PCIe3"], pinned=True)
 
 @pytest.fixture
 def gpus():
-    with vgpu.running(count=2, gpu=ROUND, link=CABLE) as devices:
+    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
         yield devices
 
 
@@ -116,7 +117,7 @@ def test_copies_in_one_direction_share_a_copy_engine(gpus):
             data.to(side.device, non_blocking=True)
     with torch.vgpu.Stream(first):
         x.to("cpu", non_blocking=True)
-    events = [event for event in vgpu.timeline().events if event.kind == "transfer"]
+    events = [event for event in control.timeline().events if event.kind == "transfer"]
     (one, two), (other,), (back,) = (
         [event for event in events if event.name == name]
         for name in ("host → vgpu:0", "host → vgpu:1", "vgpu:0 → host")
@@ -132,7 +133,7 @@ def test_data_parallels_copies_from_the_host_overlap_with_the_computation(gpus):
     x.add_(1)
     busy = last()
     model(data)
-    events = vgpu.timeline().events
+    events = control.timeline().events
     chunks = [event for event in events if event.peer == HOST][-2:]
     assert [event.device for event in chunks] == [0, 1]
     assert chunks[1].start < busy.end
@@ -148,12 +149,12 @@ def test_kernels_of_two_streams_take_the_sum_of_their_times(gpus):
     """The device's SMs work on one kernel at a time."""
     x, y = megabyte(gpus[0]), megabyte(gpus[0])
     side = torch.vgpu.Stream(gpus[0])
-    start = vgpu.elapsed()
+    start = control.elapsed()
     for _ in range(3):
         x.add_(1)
         with side:
             y.add_(1)
-    timeline = vgpu.timeline(since=start)
+    timeline = control.timeline(since=start)
     assert timeline.end - start == pytest.approx(6 * ADD + LAUNCH_OVERHEAD)
     assert {event.stream for event in timeline.events} == {0, side.stream_id}
 
@@ -175,7 +176,7 @@ def test_a_kernel_that_is_ready_earlier_uses_the_free_time(gpus):
     long = last()
     assert long.start < waited.start < waited.end < long.end
     assert seconds(long) == pytest.approx(10 * 2e-3 + KERNEL_OVERHEAD + ADD)
-    shares = vgpu.timeline(since=long.start).busy(0)
+    shares = control.timeline(since=long.start).busy(0)
     assert shares == pytest.approx(1)
 
 
@@ -184,7 +185,7 @@ def test_a_kernel_of_a_high_priority_interrupts(gpus):
     up for the time after their end."""
     x, y = megabyte(gpus[0]), megabyte(gpus[0])
     high = torch.vgpu.Stream(gpus[0], priority=-1)
-    start = vgpu.elapsed()
+    start = control.elapsed()
     for _ in range(3):
         x.add_(1)
     queued = last()
@@ -196,7 +197,7 @@ def test_a_kernel_of_a_high_priority_interrupts(gpus):
     assert urgent.stream == high.stream_id
     x.add_(1)
     assert last().start == pytest.approx(queued.end + 2 * ADD)
-    timeline = vgpu.timeline(since=start)
+    timeline = control.timeline(since=start)
     assert timeline.end - start == pytest.approx(6 * ADD + LAUNCH_OVERHEAD)
     assert timeline.busy(0) == pytest.approx(1, abs=0.01)
     rest = [event for event in timeline.events if event.name == INTERRUPTED]
@@ -219,7 +220,7 @@ def test_time_that_was_idle_makes_up_for_an_interruption(gpus):
         y.add_(1)
     x.add_(1)
     assert last().start == late.end, "the interruption was over before the upload ended"
-    (rest,) = [event for event in vgpu.timeline().events if event.name == INTERRUPTED]
+    (rest,) = [event for event in control.timeline().events if event.name == INTERRUPTED]
     assert interrupted.end <= rest.start < rest.end < upload.end
 
 
@@ -240,7 +241,7 @@ def test_streams_of_two_devices_are_independent(gpus):
     for tensor, side in zip(tensors, sides, strict=True):
         with side:
             tensor.add_(1)
-    one, two = [event for event in vgpu.timeline().events if event.name == "add_"]
+    one, two = [event for event in control.timeline().events if event.name == "add_"]
     assert two.start < one.end
 
 
@@ -419,7 +420,7 @@ def test_torchs_general_names(gpus):
 
 
 def test_streams_after_the_virtual_gpus_have_stopped():
-    with vgpu.running(count=1):
+    with control.running(count=1):
         side, event = torch.vgpu.Stream(), torch.vgpu.Event()
         event.record()
         block = torch.vgpu.stream(side)
@@ -428,19 +429,19 @@ def test_streams_after_the_virtual_gpus_have_stopped():
     for use in (side.synchronize, event.query, torch.vgpu.Stream, torch.vgpu.current_stream):
         with pytest.raises(RuntimeError, match="no virtual GPUs are running"):
             use()
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         assert torch.vgpu.current_stream() == torch.vgpu.default_stream(device)
 
 
 # ---- a pipeline of copies and kernels ----
 
 
-def prefetching(device: torch.device, overlap: bool, waits: bool = True) -> vgpu.Timeline:
+def prefetching(device: torch.device, overlap: bool, waits: bool = True) -> Timeline:
     """Eight batches: the copy of a batch overlaps with the computation of the batch before."""
     batches = [torch.zeros(2_500_000).pin_memory() for _ in range(8)]
     compute = torch.vgpu.current_stream(device)
     copies = torch.vgpu.Stream(device) if overlap else compute
-    start = vgpu.elapsed()
+    start = control.elapsed()
 
     def fetch(batch: torch.Tensor) -> tuple[torch.Tensor, torch.vgpu.Event]:
         with torch.vgpu.stream(copies):
@@ -456,14 +457,14 @@ def prefetching(device: torch.device, overlap: bool, waits: bool = True) -> vgpu
         x.record_stream(compute)
         # Reads 10 MB: about as long as the copy takes.
         x.view(1000, 2500).sum(1)
-    return vgpu.timeline(since=start)
+    return control.timeline(since=start)
 
 
 def test_prefetching_on_a_side_stream_hides_the_copies():
-    gpu = vgpu.Gpu("as fast as its copies", 2**34, 1e7 / COPY, 1e12, 1e12, 1e12, 1e12, "PCIe3")
+    gpu = Gpu("as fast as its copies", 2**34, 1e7 / COPY, 1e12, 1e12, 1e12, 1e12, "PCIe3")
     timelines = []
     for overlap in (True, False):
-        with vgpu.running(count=1, gpu=gpu) as (device,):
+        with control.running(count=1, gpu=gpu) as (device,):
             timelines.append(prefetching(device, overlap))
     hidden, serial = timelines
     assert serial.end - serial.start == pytest.approx(8 * 2 * COPY, rel=0.02)
@@ -487,7 +488,7 @@ def test_the_first_side_stream_sees_work_that_the_recorder_has_taken():
     """`multigpu virtual` removes events from the clock while the program runs."""
 
     def end_of_a_kernel_beside(takes: bool) -> float:
-        with vgpu.running(1, gpu="A100-40GB", compute=False) as (device,):
+        with control.running(1, gpu="A100-40GB", compute=False) as (device,):
             x = torch.empty(8192, 8192, device=device)
             y = x @ x
             if takes:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 
 def test_new_is_on_the_device_of_its_tensor(two):
@@ -42,7 +42,7 @@ def test_code_that_compares_torchs_functions_by_identity(two):
         assert torch.tensor([1.0]).device == two[1]
         assert torch.as_tensor([1.0]).device == two[1]
         assert torch.ones(1).device == two[1]
-    vgpu.stop()
+    control.stop()
     with torch.device("meta"):
         assert torch.tensor([1.0]).is_meta
 
@@ -182,5 +182,5 @@ def test_compilation_is_left_out(two, capsys):
 
 def test_a_function_that_was_compiled_before():
     compiled = torch.compile(lambda tensor: tensor * 2 + 1)
-    with vgpu.running(count=1) as (device,):
+    with control.running(count=1) as (device,):
         assert compiled(torch.ones(2, device=device)).tolist() == [3, 3]

@@ -11,16 +11,17 @@ import torch
 from compare_devices import ROUND, pipeline
 from torch import nn
 
-from multigpu import plots, vgpu
+from multigpu import Link, plots
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.event import Event
-from multigpu.vgpu.sim.spans import merge_spans, subtract_spans
-from multigpu.vgpu.sim.timeline import Timeline
+from multigpu.virtual import control
+from multigpu.virtual.sim.event import Event
+from multigpu.virtual.sim.spans import merge_spans, subtract_spans
+from multigpu.virtual.sim.timeline import Timeline
 
 
 def test_the_timeline(two, tmp_path):
     pipeline(two, 2)
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     assert timeline.label == "simulated: 2 × V100-16GB, NVLink2"
     assert "simulated" in repr(timeline)
     assert timeline.events == sorted(timeline.events, key=lambda e: (e.start, e.device, e.end))
@@ -45,10 +46,10 @@ def test_the_timelines_of_ranks_as_one(tmp_path):
     """A rank with one device and one with two have three lanes; events keep lane and time."""
     ranks = []
     for count in (1, 2):
-        with vgpu.running(count) as places:
+        with control.running(count) as places:
             square = torch.ones(100, 100, device=places[0])
             (square @ square).to(places[-1])
-            ranks.append(vgpu.timeline())
+            ranks.append(control.timeline())
     # The process that gathers the timelines may have no virtual GPUs.
     whole = Timeline.of_ranks(pickle.loads(pickle.dumps(ranks)))
     assert whole.lanes == ["rank 0", "rank 1, vgpu:0", "rank 1, vgpu:1"]
@@ -68,7 +69,7 @@ def test_the_timelines_of_ranks_as_one(tmp_path):
 
 def test_the_picture_shows_every_event_and_the_label(two):
     pipeline(two, 2)
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     figure = timeline.plot(title="Two halves")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["vgpu:0", "vgpu:1"]
@@ -175,23 +176,23 @@ def test_the_breakdown_of_nothing():
 
 
 # A link that costs nothing, and a GPU on which only arithmetic takes time.
-FREE = vgpu.Link("free", bandwidth=1e30, latency=0.0)
+FREE = Link("free", bandwidth=1e30, latency=0.0)
 ARITHMETIC = replace(ROUND, bandwidth=1e15)
 
 
 def stages(devices, micro_batches, link=FREE):
     """A step of equal stages. The input needs its gradient, as the other stages' inputs do."""
-    with vgpu.running(devices, gpu=ARITHMETIC, link=link, compute=False) as places:
+    with control.running(devices, gpu=ARITHMETIC, link=link, compute=False) as places:
         layers = [nn.Linear(1000, 1000, bias=False, device=place) for place in places]
         batch = torch.empty(4000, 1000, device=places[0], requires_grad=True)
-        start = vgpu.elapsed()
+        start = control.elapsed()
         outputs = []
         for x in batch.chunk(micro_batches):
             for layer, place in zip(layers, places, strict=True):
                 x = layer(x.to(place))
             outputs.append(x)
         torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
-        return vgpu.timeline(since=start)
+        return control.timeline(since=start)
 
 
 @pytest.mark.parametrize("devices", [2, 3])
@@ -208,7 +209,7 @@ def test_with_a_free_link_the_bubble_is_the_formulas(devices, micro_batches):
 
 
 def test_a_slow_link_adds_transfers_and_not_launch_overhead():
-    free, slow = stages(2, 4), stages(2, 4, vgpu.Link("slow", bandwidth=4e9, latency=0.0))
+    free, slow = stages(2, 4), stages(2, 4, Link("slow", bandwidth=4e9, latency=0.0))
     assert slow.breakdown(0)["transfer"] > 0.1 > free.breakdown(0)["transfer"]
     assert slow.breakdown(0)["launch"] < 0.02
 
@@ -249,7 +250,7 @@ def test_a_side_stream_has_rows_of_its_own_in_the_trace(two, tmp_path):
     with torch.vgpu.Stream(two[0]) as side:
         x.add_(1)
         x.cpu()
-    trace = json.loads(vgpu.timeline().chrome_trace(tmp_path / "trace.json").read_text())
+    trace = json.loads(control.timeline().chrome_trace(tmp_path / "trace.json").read_text())
     rows = {row["name"]: row["tid"] for row in trace["traceEvents"] if row["ph"] == "X"}
     own = f"stream {side.stream_id}"
     assert rows["mul_"] == "compute" and rows["add_"] == f"compute, {own}"
@@ -266,43 +267,43 @@ def carried(timeline):
 def test_transfers_of_a_split_model_are_named(two):
     first = nn.Linear(4, 4).to(two[0])
     second = nn.Linear(4, 4).to(two[1])
-    start = vgpu.elapsed()
+    start = control.elapsed()
     out = second(first(torch.ones(2, 4).to(two[0])).to(two[1]))
     out.sum().backward()
     out.cpu()
-    assert carried(vgpu.timeline(start)) == ["inputs", "outputs", "gradients", "results"]
+    assert carried(control.timeline(start)) == ["inputs", "outputs", "gradients", "results"]
 
 
 def test_transfers_of_data_parallel_are_named(two):
     model = nn.DataParallel(nn.Linear(4, 4).to(two[0]), two)
     images = torch.ones(2, 4, device=two[0])
-    start = vgpu.elapsed()
+    start = control.elapsed()
     model(images).sum().backward()
-    names = carried(vgpu.timeline(start))
+    names = carried(control.timeline(start))
     assert names == ["inputs", "weights", "outputs", "gradients", "gradients"]
 
 
 def test_a_copied_parameter_is_weights(two):
     weight = nn.Parameter(torch.ones(3, device=two[0]))
-    start = vgpu.elapsed()
+    start = control.elapsed()
     weight.to(two[1])
     weight.detach().to(two[1])
-    assert carried(vgpu.timeline(start)) == ["weights", "outputs"]
+    assert carried(control.timeline(start)) == ["weights", "outputs"]
 
 
 def test_micro_batches_are_numbered_in_forward_and_in_backward(two):
     """Autograd goes back through the last micro-batch first. The loss has no number."""
     first = nn.Linear(4, 4).to(two[0])
     second = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(two[1])
-    vgpu.number_micro_batches(first, second, 3)
+    control.number_micro_batches(first, second, 3)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
     batch = torch.ones(6, 4, device=two[0], requires_grad=True)
     for _ in range(2):
-        start = vgpu.elapsed()
+        start = control.elapsed()
         outputs = [second(first(x).to(two[1])) for x in batch.chunk(3)]
         torch.cat(outputs).square().mean().backward()
         optimizer.step()
-    timeline = vgpu.timeline(start)
+    timeline = control.timeline(start)
 
     def numbers(phase, lane):
         events = [e for e in timeline.events if (e.phase, e.device) == (phase, lane)]
@@ -370,10 +371,10 @@ def test_a_lane_that_is_never_idle_has_no_reason_beside_it():
 
 def test_marked_operations_have_the_look_of_the_part(two):
     x = torch.ones(100, 100, device=two[0])
-    with vgpu.marked("quantise"):
+    with control.marked("quantise"):
         x.round()
     x.add(1)
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     notes = [timeline.notes.get(e) for e in timeline.events if e.name in ("round", "add")]
     assert notes == ["quantise", None]
     legend = timeline.plot().axes[0].get_legend()
@@ -383,7 +384,7 @@ def test_marked_operations_have_the_look_of_the_part(two):
 def test_contents_and_the_time_axis_of_a_picture(two):
     """`contents` names what the simulation does not know; `until` is the axis' end."""
     torch.ones(100, 100).to(two[0])
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     (axes,) = timeline.plot(contents=lambda event: "images", until=1.0).axes
     assert "images" in [text.get_text() for text in axes.texts]
     assert axes.get_xlim() == (0, 1) and axes.get_xlabel() == "simulated time (s)"
@@ -391,7 +392,7 @@ def test_contents_and_the_time_axis_of_a_picture(two):
 
 def test_notes_move_with_the_events_of_ranks(two):
     torch.ones(2, device=two[0]).to(two[1])
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     whole = Timeline.of_ranks([timeline, timeline])
     assert [(e.device, note) for e, note in whole.notes.items()] == [
         (0, "outputs"),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 OPTIMIZERS = [
     name
@@ -134,7 +134,7 @@ def test_autocast_casts_a_weight_once(two, is_kept):
     on_cpu = nn.Linear(16, 16, bias=False)
     on_device = copy.deepcopy(on_cpu).to(two[1])
     rows = torch.randn(4, 16)
-    since = vgpu.elapsed()
+    since = control.elapsed()
     for layer, place in ((on_cpu, "cpu"), (on_device, two[1])):
         out = rows.to(place)
         with torch.autocast(
@@ -145,7 +145,7 @@ def test_autocast_casts_a_weight_once(two, is_kept):
         out.float().sum().backward()
     # The gradients of the three uses are added in bfloat16, or in float32.
     assert torch.equal(on_device.weight.grad.cpu(), on_cpu.weight.grad)
-    names = [e.name for e in vgpu.timeline(since).events if e.phase == "forward"]
+    names = [e.name for e in control.timeline(since).events if e.phase == "forward"]
     # The rows and the weights are cast, and the output to float32.
     assert names.count("_to_copy") == 1 + (1 if is_kept else 3) + 1
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from multigpu import vgpu
+from multigpu.virtual import control
 
 
 @pytest.fixture
 def shapes():
     """Two virtual GPUs whose tensors have shapes only."""
-    with vgpu.running(count=2, compute=False) as devices:
+    with control.running(count=2, compute=False) as devices:
         yield devices
 
 
@@ -33,10 +33,10 @@ def trained(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_a_checkpoint_of_shapes(shapes, location, weights_only):
     model, optimizer = trained(shapes[0])
     file = io.BytesIO()
-    began = vgpu.elapsed()
+    began = control.elapsed()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     nbytes = 4 * 3 * sum(parameter.numel() for parameter in model.parameters())
-    assert vgpu.elapsed() - began > nbytes / 64e9, "the numbers would be copied to the host"
+    assert control.elapsed() - began > nbytes / 64e9, "the numbers would be copied to the host"
     assert file.tell() < nbytes / 4, "the file has no numbers"
     file.seek(0)
     before = torch.vgpu.memory_allocated(shapes[0])

@@ -8,11 +8,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from multigpu import vgpu
+from multigpu import LINKS, NETWORKS
 from multigpu.errors import UserError
-from multigpu.vgpu import LINKS, NETWORKS
-from multigpu.vgpu.sim.network import Network, collective_seconds
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+from multigpu.virtual import control
+from multigpu.virtual.sim.network import Network, collective_seconds
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 # torch 2.13 has new names for two collectives.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -25,7 +25,7 @@ def world(no_process_group):
     """world(size, rank) starts one virtual H100 as a rank of a world of nodes with 8 GPUs."""
 
     def start(size: int, rank: int = 0, compute: bool = False) -> torch.device:
-        (device,) = vgpu.start(
+        (device,) = control.start(
             1,
             gpu="H100-80GB",
             link="NVLink4",
@@ -39,12 +39,12 @@ def world(no_process_group):
 
     yield start
     dist.destroy_process_group()
-    vgpu.stop()
+    control.stop()
 
 
 def collectives(name: str) -> list[float]:
     """The seconds of each collective with this name."""
-    events = vgpu.timeline().events
+    events = control.timeline().events
     return [e.end - e.start for e in events if (e.kind, e.name) == ("collective", name)]
 
 
@@ -87,10 +87,10 @@ def test_fsdp2_on_64_gpus_shards_and_overlaps(world):
     assert torch.vgpu.memory_allocated() == weights // 64
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.zeros(16384, 8192, device=device)
-    start = vgpu.elapsed()
+    start = control.elapsed()
     model(x).square().mean().backward()
     optimizer.step()
-    timeline = vgpu.timeline(since=start)
+    timeline = control.timeline(since=start)
     gathers = [e for e in timeline.events if e.name == "allgather"]
     expected = seconds("allgather", weights / 4, 64)
     assert [e.end - e.start for e in gathers] == pytest.approx([expected] * len(gathers))
@@ -118,7 +118,7 @@ def test_numbers_are_as_if_every_rank_had_this_ranks(world):
     dist.all_gather_object(objects, {"rank": dist.get_rank()})
     assert objects == [{"rank": 2}] * 6
     dist.barrier()
-    assert vgpu.elapsed() > 0
+    assert control.elapsed() > 0
 
 
 def test_messages_need_a_rank_that_exists(world):

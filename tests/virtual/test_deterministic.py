@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from multigpu import vgpu
-from multigpu.virtual import face
+from multigpu.virtual import control, face
 from multigpu.virtual.options import Options
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
@@ -237,9 +236,9 @@ def test_shapes_are_refused_in_each_call():
 
 
 def test_by_the_name_vgpu_nothing_is_refused():
-    (device,) = vgpu.start(1)
+    (device,) = control.start(1)
     try:
         torch.use_deterministic_algorithms(True)
         assert torch.ones(3, device=device).median(0).values.item() == 1
     finally:
-        vgpu.stop()
+        control.stop()

@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 from virtual_runs import virtual, write
 
-from multigpu import vgpu
-from multigpu.virtual import face
+from multigpu.virtual import control, face
 
 ASSERTS = "device-side assert triggered"
 
@@ -229,7 +228,7 @@ def test_with_launch_blocking_the_call_itself_raises(monkeypatch, capfd):
 
 
 def test_by_the_name_vgpu_the_error_is_the_cpus():
-    (device,) = vgpu.start(1)
+    (device,) = control.start(1)
     try:
         x = torch.ones(3, device=device)
         for call in (
@@ -242,7 +241,7 @@ def test_by_the_name_vgpu_the_error_is_the_cpus():
             assert not isinstance(error.value, torch.AcceleratorError)
         assert (x + 1).tolist() == [2.0, 2.0, 2.0]
     finally:
-        vgpu.stop()
+        control.stop()
 
 
 LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")

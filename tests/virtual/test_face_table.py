@@ -10,13 +10,12 @@ from commands import SUPPORT, run_script
 from torch_symbols import full_name, symbol_name
 
 import multigpu
-from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.patches import TABLE as VGPU_TABLE
-from multigpu.vgpu.patches.replacing import Replacement, Setting
-from multigpu.virtual import face
+from multigpu.virtual import control, face
 from multigpu.virtual.face import kernels
 from multigpu.virtual.options import Options
+from multigpu.virtual.patches import TABLE as VGPU_TABLE
+from multigpu.virtual.patches.replacing import Replacement, Setting
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +79,13 @@ def test_cuda_is_away_again_after_take_off():
     assert torch.cuda.is_available() and torch.cuda.device_count() == 2
     face.take_off()
     face.take_off()
-    assert not face.is_on() and vgpu.devices() == []
+    assert not face.is_on() and control.devices() == []
     assert dist.is_nccl_available() is has_nccl
     with pytest.raises((RuntimeError, AssertionError)):
         torch.ones(2, device="cuda")
     with pytest.raises(RuntimeError, match="have been stopped"):
         tensor + 1
-    with vgpu.running(1) as (device,):
+    with control.running(1) as (device,):
         assert str(torch.ones(2, device=device).device) == "vgpu:0"
 
 
@@ -95,7 +94,7 @@ def test_options_that_cannot_be_simulated_leave_nothing_replaced():
     with pytest.raises(UserError):
         face.put_on(Options(gpu="no such GPU"))
     assert torch.cuda.is_available is before and not face.is_on()
-    with vgpu.running(1) as (device,):
+    with control.running(1) as (device,):
         assert device.type == "vgpu"
 
 

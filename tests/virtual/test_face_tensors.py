@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
-from multigpu.vgpu.ops import dispatch, op_info
 from multigpu.virtual.face import kernels
+from multigpu.virtual.ops import dispatch, op_info
 
 MAKERS = {
     "ones": lambda device: torch.ones(2, device=device),

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from virtual_runs import virtual, write
 
+from multigpu import GPUS
 from multigpu.errors import UserError
-from multigpu.vgpu import GPUS
 from multigpu.virtual import gpu_file
 from multigpu.virtual.options import Options, check, gpus_of
 

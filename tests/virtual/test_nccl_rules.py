@@ -10,7 +10,7 @@ import pytest
 from commands import run_script
 from nccl_programs import results, run
 
-from multigpu.vgpu.patches import standstill
+from multigpu.virtual.patches import standstill
 
 
 def test_two_ranks_on_one_gpu(tmp_path):
@@ -313,7 +313,7 @@ print(json.dumps(x.tolist()))
 
 SPINS = """
 import os, sys, threading, time
-from multigpu.vgpu.patches.watchdog import cpu_seconds
+from multigpu.virtual.patches.watchdog import cpu_seconds
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 found = []
 def look():
@@ -420,7 +420,7 @@ def test_a_timeout_that_does_not_end_the_process(tmp_path, handling):
         f"""
 os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "{handling}"
 start()
-from multigpu.vgpu.patches.watchdog import watchdog
+from multigpu.virtual.patches.watchdog import watchdog
 x, group = full(1), dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
 watchdog.limit = 60
 dist.all_reduce(x, group=group)

@@ -99,7 +99,7 @@ print("before", "torch" in sys.modules, importlib.util.find_spec("torch") is not
 os.environ["CUDA_VISIBLE_DEVICES"] = "1"
 import torch
 print(torch.cuda.device_count(), torch.ones(2).cuda() + 1)
-import multigpu.vgpu
+import multigpu.virtual.control
 """
     write(tmp_path, program)
     path = f"{own}:{ROOT}"

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from multigpu import vgpu
-from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.event import HOST, Event
-from multigpu.vgpu.sim.spans import merge_spans
-from multigpu.vgpu.sim.timeline import Timeline
-from multigpu.virtual import busy, recorder
+from multigpu.virtual import busy, control, recorder
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options, from_environment
 from multigpu.virtual.record import Device, Summary, append_events, read_records, write_summary
 from multigpu.virtual.recorder import Recorder
 from multigpu.virtual.report import Report, write
+from multigpu.virtual.sim import machine
+from multigpu.virtual.sim.event import HOST, Event
+from multigpu.virtual.sim.spans import merge_spans
+from multigpu.virtual.sim.timeline import Timeline
 
 
 def spans_in_pieces(pieces: int) -> list[list[tuple[float, float]]]:
@@ -74,10 +73,10 @@ def work() -> None:
 
 def test_a_record_is_the_timelines(tmp_path, a_recorder):
     work()
-    with vgpu.marked("quantise"):
+    with control.marked("quantise"):
         work()
     torch.vgpu.reset_peak_memory_stats(0)
-    timeline = vgpu.timeline()
+    timeline = control.timeline()
     a_recorder.write()
     (record,) = read_records(tmp_path)
     assert record.events == timeline.events

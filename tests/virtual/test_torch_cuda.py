@@ -8,8 +8,8 @@ from torch.cuda import _memory_viz
 from torch.nn.parallel import comm
 
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.workspace import workspace_bytes
 from multigpu.virtual.nvml import NVMLError_NotSupported
+from multigpu.virtual.sim.workspace import workspace_bytes
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from virtual_runs import virtual, write
 
-from multigpu.vgpu.sim.network import TRAFFIC, sent_bytes
+from multigpu.virtual.sim.network import TRAFFIC, sent_bytes
 
 MIB = 2**20
 PROGRAM = """

@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 from virtual_runs import virtual, write
 
+from multigpu import GPUS, LINKS, NETWORKS
 from multigpu.cli import app
 from multigpu.errors import UserError
-from multigpu.vgpu import GPUS, LINKS, NETWORKS
-from multigpu.vgpu.sim.network import Network, collective_seconds, transfer_seconds
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 from multigpu.virtual import command
+from multigpu.virtual.sim.network import Network, collective_seconds, transfer_seconds
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 LAUNCH = "torch.distributed.launch"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))

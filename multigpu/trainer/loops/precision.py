@@ -57,7 +57,7 @@ class Precision:
                 name = gpus.get_device_name(device)
                 remedy = "Give precision='16-mixed'"
                 if device.type == "vgpu":
-                    remedy += ", or start a GPU that has it: vgpu.start(1, gpu='A100-40GB')"
+                    remedy += ", or start a GPU that has it, such as gpu='A100-40GB'"
                 raise UserError(f"precision {self.name}: {name} has no bfloat16. {remedy}.")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
 

@@ -118,9 +118,9 @@ def _move_to_cpu(trainer: "Trainer") -> None:
     if state.fit_loop is not None:
         state.fit_loop.training_step = None  # it refers to the strategy's wrapper
     if trainer.strategy.device.type == "vgpu":
-        from multigpu import vgpu
+        from multigpu.virtual import control
 
-        if not vgpu.computes():
+        if not control.computes():
             return  # tensors have only shapes: there are no values to move
     state.model.cpu()
     for optimizer in state.optimizers:

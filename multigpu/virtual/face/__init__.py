@@ -1,16 +1,14 @@
 """Virtual GPUs that look like CUDA in this process: "cuda:0", torch.cuda, NCCL.
 
 put_on() starts virtual GPUs and replaces what TABLE lists in torch; take_off() undoes it. To
-torch's C++ code the tensors stay on the device type "vgpu" (vgpu/sim/names.py says why).
+torch's C++ code the tensors stay on the device type "vgpu" (sim/names.py says why).
 """
 
 import torch
 from torch.utils._device import _device_constructors
 
-from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.patches.replacing import Table
-from multigpu.vgpu.sim import machine, names
+from multigpu.virtual import control
 from multigpu.virtual.face import (
     accelerator,
     amp,
@@ -35,8 +33,10 @@ from multigpu.virtual.face import (
 )
 from multigpu.virtual.face.devices import FACE, want_alias
 from multigpu.virtual.options import Options
+from multigpu.virtual.patches.replacing import Table
+from multigpu.virtual.sim import machine, names
 
-# All that is replaced in torch, with the reasons; vgpu/patches/__init__.py has what virtual
+# All that is replaced in torch, with the reasons; patches/__init__.py has what virtual
 # GPUs replace by any name.
 TABLE = Table(
     (
@@ -81,10 +81,10 @@ def put_on(options: Options | None = None) -> list[torch.device]:
             "virtual GPUs look like CUDA already in this process: use what is running, or "
             "call multigpu.virtual.face.take_off() first."
         )
-    if vgpu.devices():
+    if control.devices():
         raise UserError(
-            "virtual GPUs are running in this process by the name vgpu: call vgpu.stop() "
-            "first, because their tensors keep that name."
+            "virtual GPUs are running in this process by the name vgpu: call "
+            "multigpu.virtual.control.stop() first, because their tensors keep that name."
         )
     if torch.cuda.is_initialized():
         raise UserError(
@@ -97,7 +97,7 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     wall_clock.want(options.clock == "simulated")
     world.want(options)
     try:
-        started = vgpu.start(
+        started = control.start(
             options.gpus,
             options.models(),
             options.link,
@@ -108,7 +108,7 @@ def put_on(options: Options | None = None) -> list[torch.device]:
         )
         TABLE.apply()
     except BaseException:
-        vgpu.stop()
+        control.stop()
         names.set_shown_type(names.INNER)
         raise
     return started
@@ -121,7 +121,7 @@ def take_off() -> None:
     try:
         TABLE.undo()
     finally:
-        vgpu.stop()
+        control.stop()
         driver.forget()
         names.set_shown_type(names.INNER)
         machine.set_current_index(0)

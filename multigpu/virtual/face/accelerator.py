@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.virtual.face import driver
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.replacing import Replacement, Row
 
 
 def _capability(index: int) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches.replacing import Replacement, Row, Setting
-from multigpu.vgpu.sim import names
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.replacing import Replacement, Row, Setting
+from multigpu.virtual.sim import names
 
 
 def _by_inner_type(original: Callable) -> Callable:

@@ -1,11 +1,11 @@
 """DataParallel's copies by the names of CUDA: torch.cuda.comm.
 
 What processes need is elsewhere: a fork before the first use (sim/machine.py), shared memory
-(ops/storage.py), and tensors that are sent to another process (vgpu/patches/sharing.py).
+(ops/storage.py), and tensors that are sent to another process (patches/sharing.py).
 """
 
-from multigpu.vgpu.patches import comm
-from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.virtual.patches import comm
+from multigpu.virtual.patches.replacing import Replacement, Row
 
 ROWS: tuple[Row, ...] = tuple(
     Replacement(

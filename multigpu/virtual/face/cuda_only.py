@@ -11,9 +11,9 @@ from functools import wraps
 from typing import Any, NoReturn
 
 from multigpu.errors import UserError
-from multigpu.vgpu.patches.replacing import Replacement, Row, Setting, Table
 from multigpu.virtual import packages
 from multigpu.virtual.face.late import when_imported
+from multigpu.virtual.patches.replacing import Replacement, Row, Setting, Table
 
 EXTENSIONS = "torch.utils.cpp_extension"
 COMPILE = "torch.compile is left out: a virtual GPU runs each operation by itself."

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.sim import machine, names
+from multigpu.virtual.sim import machine, names
 
 # torch's own class: while virtual GPUs look like CUDA, torch.device is another one.
 Device = torch._C.device

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import alloc_conf, machine, names
-from multigpu.vgpu.sim.memory import Meter
-from multigpu.vgpu.sim.workspace import workspace_bytes
 from multigpu.virtual.face import memory_history
 from multigpu.virtual.face.properties import properties_of
+from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.sim import alloc_conf, machine, names
+from multigpu.virtual.sim.memory import Meter
+from multigpu.virtual.sim.workspace import workspace_bytes
 
 # The architectures for which torch's kernels are built: those of all presets.
 ARCHITECTURES = "sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"

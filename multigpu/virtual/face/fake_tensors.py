@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import names
 from multigpu.virtual.face.devices import inner
+from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.sim import names
 
 FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
 ASKS_DEVICE = torch.ops.prim.device.default

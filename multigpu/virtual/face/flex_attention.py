@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches.replacing import Registration, Row
 from multigpu.virtual.face.cuda_only import say_once
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.replacing import Registration, Row
 
 # Not torch._higher_order_ops.flex_attention, which is the operation of the same name.
 MODULE = "torch._higher_order_ops.flex_attention"
@@ -38,8 +38,8 @@ def _compute_in_autocast(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _register() -> None:
-    # Imported late, because it uses the device type, which vgpu.start registers.
-    from multigpu.vgpu.ops.tensor import VirtualTensor
+    # Imported late, because it uses the device type, which control.start registers.
+    from multigpu.virtual.ops.tensor import VirtualTensor
 
     operation = import_module(MODULE).flex_attention
     operation.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(_compute)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches.replacing import Row, Setting
+from multigpu.virtual.patches.replacing import Row, Setting
 
 # The operations that take no tensor and for which a CUDA build has a kernel of its own; the
 # other factory functions call these.
@@ -25,8 +25,8 @@ OWN_KERNELS = (
 
 
 def _call(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-    # Imported late, because it uses the device type, which vgpu.start registers.
-    from multigpu.vgpu.ops.dispatch import dispatch
+    # Imported late, because it uses the device type, which control.start registers.
+    from multigpu.virtual.ops.dispatch import dispatch
 
     return dispatch(func, args, kwargs)
 
@@ -39,7 +39,7 @@ def _fallback() -> Callable[[], None]:
 
 
 def _own_kernels() -> Callable[[], None]:
-    from multigpu.vgpu.ops import op_info
+    from multigpu.virtual.ops import op_info
 
     library = torch.library.Library("aten", "IMPL")
     for name in OWN_KERNELS:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from multigpu.vgpu.patches.replacing import Table
+from multigpu.virtual.patches.replacing import Table
 
 
 class _Patching(importlib.abc.Loader):

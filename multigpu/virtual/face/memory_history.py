@@ -11,9 +11,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from multigpu.vgpu.sim import alloc_conf, machine
-from multigpu.vgpu.sim.allocator import USED, Chunk
-from multigpu.vgpu.sim.memory import Meter
+from multigpu.virtual.sim import alloc_conf, machine
+from multigpu.virtual.sim.allocator import USED, Chunk
+from multigpu.virtual.sim.memory import Meter
 
 PACKAGE = str(Path(__file__).parents[2])
 STATES = {True: "active_allocated", False: "inactive"}

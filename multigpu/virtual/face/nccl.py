@@ -2,8 +2,8 @@
 
 init_process_group("nccl") makes a ProcessGroupNCCL, and "gloo" a ProcessGroupGloo. While
 virtual GPUs look like CUDA both are groups of virtual GPUs: gloo sends the numbers, and the
-clock counts NCCL's time (vgpu/patches/process_group.py). If the process is one rank of a large
-world, nothing is sent (vgpu/patches/world_group.py).
+clock counts NCCL's time (patches/process_group.py). If the process is one rank of a large
+world, nothing is sent (patches/world_group.py).
 """
 
 import copy
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multigpu.vgpu.patches import flight_recorder
-from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import names
-from multigpu.vgpu.sim.machine import Machine, running
-from multigpu.vgpu.sim.memory import Meter
 from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
 from multigpu.virtual.faults import Faults, Kill, Slow
 from multigpu.virtual.options import from_environment
+from multigpu.virtual.patches import flight_recorder
+from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.record import VARIABLE as RECORDS
+from multigpu.virtual.sim import names
+from multigpu.virtual.sim.machine import Machine, running
+from multigpu.virtual.sim.memory import Meter
 from multigpu.virtual.visible import visible_gpus
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -60,10 +60,10 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
     `in_world` says whether the process is one rank of a large world.
     """
-    from multigpu.vgpu.patches.nccl_group import NcclGroup, open_patient_gloo
-    from multigpu.vgpu.patches.process_group import VirtualGroup, open_gloo, tensors_in
-    from multigpu.vgpu.patches.watchdog import watchdog
-    from multigpu.vgpu.patches.world_group import WorldGroup
+    from multigpu.virtual.patches.nccl_group import NcclGroup, open_patient_gloo
+    from multigpu.virtual.patches.process_group import VirtualGroup, open_gloo, tensors_in
+    from multigpu.virtual.patches.watchdog import watchdog
+    from multigpu.virtual.patches.world_group import WorldGroup
 
     options = from_environment()
     kill = slow = None
@@ -259,7 +259,7 @@ def _set_pg_timeout(original: Any) -> Any:
 
     @functools.wraps(original)
     def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        from multigpu.vgpu.patches.nccl_group import NcclGroup
+        from multigpu.virtual.patches.nccl_group import NcclGroup
 
         found = group or dist.group.WORLD
         if not isinstance(found, NcclGroup):

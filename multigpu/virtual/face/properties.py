@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass
 
-from multigpu.vgpu.patches.properties import DeviceProperties, get_device_properties
-from multigpu.vgpu.sim.memory import Meter
-from multigpu.vgpu.sim.presets import Gpu
+from multigpu.virtual.patches.properties import DeviceProperties, get_device_properties
+from multigpu.virtual.sim.memory import Meter
+from multigpu.virtual.sim.presets import Gpu
 from multigpu.virtual.visible import uuid
 
 KIB = 2**10

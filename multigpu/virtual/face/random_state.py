@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches import random_functions
-from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import machine
 from multigpu.virtual.face.devices import inner
+from multigpu.virtual.patches import random_functions
+from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.sim import machine
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
     """Set a GPU's state.
 
     torch's own function would copy it before the first use, without the attribute that a state
-    of a virtual GPU has (vgpu/ops/generator.py).
+    of a virtual GPU has (ops/generator.py).
     """
     random_functions.set_rng_state(new_state, inner(device))
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 from multigpu.errors import UserError
-from multigpu.vgpu.patches.replacing import Replacement, Row, Setting
-from multigpu.vgpu.sim import machine, names
+from multigpu.virtual.patches.replacing import Replacement, Row, Setting
+from multigpu.virtual.sim import machine, names
 
 # What is allocated, by the number that alloc returned.
 _allocated: dict[int, torch.Tensor] = {}

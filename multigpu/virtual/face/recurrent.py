@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.jit import _builtins
 
-from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import names
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.sim import names
 
 
 # Cached, because torch.jit knows a function by its id, which must not become another one's.

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from multigpu.errors import UserError
-from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row
 
 DEVICE_MAP = (
     "RPC with a device map sends from GPU to GPU in C++, which virtual GPUs do not have: "

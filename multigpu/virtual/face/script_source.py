@@ -14,9 +14,9 @@ from typing import Any
 from torch._C._jit_tree_views import Apply, BinOp, Ident, Select, StringLiteral
 from torch.jit import frontend
 
-from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import names
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.sim import names
 
 _DEVICE_NAME = re.compile(rf"{FACE}(:\d+)?")
 

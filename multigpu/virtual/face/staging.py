@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops.tensor import INTERNAL, VirtualTensor
-from multigpu.vgpu.patches.replacing import Replacement, Row, Setting, Table
 from multigpu.virtual.face.late import when_imported
+from multigpu.virtual.ops.tensor import INTERNAL, VirtualTensor
+from multigpu.virtual.patches.replacing import Replacement, Row, Setting, Table
 
 STAGER = "torch.distributed.checkpoint._state_dict_stager"
 _WHY = "it copies a tensor's storage and attributes, and a virtual GPU has no storage to copy"

@@ -1,9 +1,9 @@
-"""torch.cuda's streams and events are those of the virtual GPUs (vgpu/patches/streams.py)."""
+"""torch.cuda's streams and events are those of the virtual GPUs (patches/streams.py)."""
 
 import torch
 
-from multigpu.vgpu.patches import streams
-from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.virtual.patches import streams
+from multigpu.virtual.patches.replacing import Replacement, Row
 
 _WHY = "torch's own streams are those of CUDA's driver"
 _VALUES = {

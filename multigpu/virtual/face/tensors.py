@@ -1,7 +1,7 @@
 """Tensors show the device "cuda:i", and functions with a device take it.
 
 To torch's C++ code the tensors stay on "vgpu:i". What goes through torch's dispatcher to a
-virtual tensor is translated there (vgpu/ops/dispatch.py). The rows below are for the rest:
+virtual tensor is translated there (ops/dispatch.py). The rows below are for the rest:
 methods and functions that look at a device before the dispatcher does.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.patches import pinned, typed_tensors
-from multigpu.vgpu.patches.replacing import Registration, Replacement, Row
-from multigpu.vgpu.sim import names
 from multigpu.virtual.face.devices import FACE, Device, inner
+from multigpu.virtual.patches import pinned, typed_tensors
+from multigpu.virtual.patches.replacing import Registration, Replacement, Row
+from multigpu.virtual.sim import names
 
 Tensor = torch.Tensor
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from multigpu.vgpu.patches.replacing import Replacement, Row, Setting
-from multigpu.vgpu.sim import machine
+from multigpu.virtual.patches.replacing import Replacement, Row, Setting
+from multigpu.virtual.sim import machine
 
 # Seconds that reading the clock takes, so that no two readings are the same: programs divide
 # by their difference.

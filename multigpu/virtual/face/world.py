@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
-from multigpu.vgpu.ops.tensor import VirtualTensor
-from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.options import JOINING, Options
+from multigpu.virtual.patches.replacing import Replacement, Row
 
 _C10D = "torch.distributed.distributed_c10d"
 _MESH = "torch.distributed.device_mesh"
@@ -71,7 +71,7 @@ def _join_running_ranks() -> None:
     """Join the processes of --as-rank, so that they can send messages to each other."""
     ranks = _Wanted.options.ranks
     if len(ranks) > 1:
-        from multigpu.vgpu.patches.world_group import Messenger, set_messenger
+        from multigpu.virtual.patches.world_group import Messenger, set_messenger
 
         store = dist.FileStore(os.environ[JOINING], len(ranks))
         set_messenger(Messenger(store, ranks, own_rank()))

@@ -161,12 +161,12 @@ channel.Channel.send = forged
     ),
     Attack(
         "meters patched",
-        "multigpu.vgpu's meters, clocks and resource that report nothing",
+        "the virtual GPUs' meters, clocks and resource that report nothing",
         "nothing that is measured in the student's process is believed",
         6,
         _before("""
 import resource, time
-import multigpu.vgpu as vgpu
+import multigpu.virtual.control as vgpu
 for name in dir(vgpu):
     if callable(getattr(vgpu, name)):
         setattr(vgpu, name, lambda *a, **k: 0)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch  # noqa: F401  the virtual GPUs start with it
 
-from multigpu.vgpu.sim.machine import current
+from multigpu.virtual.sim.machine import current
 
 slower = float(sys.argv[1])
 path = sys.argv[2]

@@ -27,9 +27,9 @@ def _after_torch(torch):
 
         as_gpus.install(int(gpus))
     if gpus := os.environ.get("OUTSIDE_VGPU"):
-        from multigpu import vgpu
+        from multigpu.virtual import control
 
-        vgpu.start(int(gpus))
+        control.start(int(gpus))
     if seed := os.environ.get("OUTSIDE_SEED"):
         import random
 

@@ -1,0 +1,50 @@
+"""What a device's memory is used for: weights, gradients, activations and the rest."""
+
+from collections.abc import Iterator
+
+import torch
+
+from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.sim.machine import Machine
+
+CATEGORIES = ("weights", "gradients", "optimizer", "workspaces", "activations")
+
+
+def memory_held(
+    machine: Machine, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[torch.device, dict[str, int]]:
+    """{device: {category: bytes}}; a device's numbers add up to its memory_allocated.
+
+    A storage counts once, in the first category that it belongs to, so tied weights count
+    once. Activations are all memory that is in none of the other categories.
+    """
+    usage = {meter.device: dict.fromkeys(CATEGORIES, 0) for meter in machine.meters}
+    counted_blocks: set[int] = set()
+    tensors = {
+        "weights": [*model.parameters(), *model.buffers()],
+        "gradients": [parameter.grad for parameter in model.parameters()],
+        "optimizer": tensors_in(list(optimizer.state.values())) if optimizer else (),
+    }
+    for category, members in tensors.items():
+        for tensor in members:
+            if type(tensor) is VirtualTensor and id(tensor._block) not in counted_blocks:
+                counted_blocks.add(id(tensor._block))
+                usage[tensor.device][category] += tensor._block.allocation.nbytes
+    for meter in machine.meters:
+        usage[meter.device]["workspaces"] = sum(
+            block.allocation.nbytes for block in meter.workspaces.values()
+        )
+        known = sum(usage[meter.device].values())
+        usage[meter.device]["activations"] = meter.allocated - known
+    return usage
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in nested dicts and lists, which an optimizer's state may have."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)

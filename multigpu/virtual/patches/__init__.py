@@ -1,0 +1,392 @@
+"""All symbols of torch that are replaced while virtual GPUs run.
+
+`control.start()` applies TABLE, and `control.stop()` undoes all of it. The device type and its
+kernels are registered once and stay until the process ends: see backend.PERMANENT.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from multigpu.virtual.ops import autocast
+from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.patches import (
+    comm,
+    compiling,
+    current_device,
+    decisions,
+    dlpack,
+    engine,
+    generators,
+    lazy,
+    loading,
+    moving,
+    pinned,
+    script_modules,
+    sharing,
+    streams,
+    typed_tensors,
+    updates,
+)
+from multigpu.virtual.patches.replacing import Registration, Replacement, Table
+from multigpu.virtual.sim import names
+
+
+def _process_group_register() -> None:
+    # Imported here, because torch can be built without torch.distributed.
+    from multigpu.virtual.patches import nccl_group, world_group
+
+    nccl_group.register()
+    world_group.register()
+
+
+def _in_one_kernel(original: Callable) -> Callable:
+    from multigpu.virtual.patches import nccl_group
+
+    return nccl_group.batch_in_one_kernel(original)
+
+
+def _with_map_on_host(original: Callable) -> Callable:
+    from multigpu.virtual.patches import used_parameters
+
+    return used_parameters.with_map_on_host(original)
+
+
+def _no_statistics(original: Callable) -> Callable:
+    return lambda logger: None
+
+
+def _backward_can_be_boxed() -> bool:
+    return hasattr(torch.autograd.function.BackwardCFunction, "apply_boxed")
+
+
+def _torch_has_no_gpu() -> bool:
+    return not torch.cuda.is_available()
+
+
+def _by_own_name() -> bool:
+    """Whether programs see the devices as "vgpu"; virtual.face has own rows for CUDA."""
+    return names.shown_type() == names.INNER
+
+
+def _make_from_data(original: Callable) -> Callable:
+    pinning = pinned.pinning(original) if _torch_has_no_gpu() else original
+    return current_device.make_from_data(pinning)
+
+
+def _accelerator_row(name: str, function: Callable) -> Replacement:
+    return Replacement(
+        "torch._C",
+        name,
+        lambda original: function,
+        "torch.accelerator asks the device guard, which knows one device with one stream",
+        when=lambda: hasattr(torch._C, name) and _torch_has_no_gpu() and _by_own_name(),
+    )
+
+
+_GRADIENT_CHECK = (
+    "the engine does not check the device of gradients that are tensors of a subclass"
+)
+_COMPILER = "torch.compile would make code for a real device"
+_LAZY = "the parameters of a lazy module have a class that a virtual tensor cannot have"
+_CURRENT_DEVICE = (
+    'for the device "vgpu", torch asks the device guard for the index, and it knows only 0'
+)
+_PINNED = "torch's own method raises if there is no accelerator with pinned memory"
+
+TABLE = Table(
+    (
+        # During a call, _apply also replaces torch.utils.swap_tensors and sets the flag of
+        # torch.__future__ for swapped parameters.
+        Replacement(
+            "torch.nn.Module",
+            "_apply",
+            moving.moving_apply,
+            "Module.to makes new parameters if the tensor's class changes: tied layers and "
+            "optimizers would keep the old ones",
+        ),
+        Replacement(
+            "torch.Tensor",
+            "data",
+            moving.data_property,
+            "FSDP1 assigns a tensor of the device to the data of a parameter on the host; "
+            "torch refuses another class",
+        ),
+        *(
+            Replacement(f"torch.nn.parameter.{name}", "__new__", lazy.made_on_host, _LAZY)
+            for name in ("UninitializedParameter", "UninitializedBuffer")
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedParameter",
+            "__deepcopy__",
+            lazy.copied_to_its_place,
+            _LAZY,
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "device",
+            lazy.place_property,
+            _LAZY,
+            optional=True,
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "materialize",
+            lambda original: lazy.materialize,
+            _LAZY,
+        ),
+        Replacement(
+            "torch.autograd.Variable",
+            "_execution_engine",
+            engine.Engine,
+            "backward runs in one thread, and raises the exceptions that the device guard "
+            "has caught",
+        ),
+        Replacement(
+            "torch.autograd.function.BackwardCFunction",
+            "apply",
+            engine.check_gradients,
+            _GRADIENT_CHECK,
+        ),
+        Replacement(
+            "torch.autograd.function.BackwardCFunction",
+            "apply_boxed",
+            engine.check_gradients,
+            _GRADIENT_CHECK,
+            when=_backward_can_be_boxed,
+        ),
+        Replacement(
+            "torch.Tensor",
+            "pin_memory",
+            lambda original: pinned.pin_memory,
+            _PINNED,
+            when=_torch_has_no_gpu,
+        ),
+        Replacement(
+            "torch.Tensor",
+            "is_pinned",
+            lambda original: pinned.is_pinned,
+            _PINNED,
+            when=_torch_has_no_gpu,
+        ),
+        Replacement(
+            "torch.Tensor", "to", current_device.move, _CURRENT_DEVICE, when=_by_own_name
+        ),
+        *(
+            Replacement(
+                owner,
+                name,
+                _make_from_data,
+                f"{_CURRENT_DEVICE}; and pinned memory",
+                when=_by_own_name,
+            )
+            for owner, name in current_device.FROM_DATA
+        ),
+        *(
+            _accelerator_row(name, function)
+            for name, function in current_device.ACCELERATOR.items()
+        ),
+        *(
+            Replacement(
+                "torch",
+                name,
+                pinned.pinning,
+                "pin_memory=True asks the accelerator for an allocator, which a backend in "
+                "Python cannot have",
+                when=_torch_has_no_gpu,
+            )
+            for name in pinned.FACTORIES
+        ),
+        Replacement(
+            "torch",
+            "set_default_tensor_type",
+            typed_tensors.set_default,
+            "torch knows the types of its own devices only",
+        ),
+        Replacement(
+            "torch",
+            "Generator",
+            generators.generator_class,
+            "torch asks a device type for its generators in C++ only",
+        ),
+        Replacement(
+            "torch",
+            "Stream",
+            streams.stream_class,
+            "torch asks the device guard for streams, and a guard of Python has one stream",
+        ),
+        Replacement(
+            "torch",
+            "Event",
+            streams.event_class,
+            "torch asks the device guard for events, and a guard of Python has none",
+        ),
+        *(
+            Replacement(
+                "torch.nn.parallel.comm",
+                function.__name__,
+                comm.for_virtual_gpus(function),
+                "DataParallel's copies: torch's own are written in C++, for CUDA and NCCL",
+            )
+            for function in comm.FUNCTIONS
+        ),
+        *(
+            Replacement(
+                owner,
+                "_get_available_device_type",
+                lambda original: names.shown_type,
+                "DataParallel asks CUDA first, and beside a real GPU its devices are virtual",
+            )
+            for owner in ("torch._utils", "torch.nn.parallel.data_parallel")
+        ),
+        Replacement(
+            "torch.nn.parallel._functions",
+            "_streams",
+            comm.streams,
+            "DataParallel makes a stream for each device and keeps it, also if the next "
+            "virtual GPUs are more",
+        ),
+        Replacement(
+            "torch.nn.init",
+            "_no_grad_trunc_normal_",
+            decisions.truncated_normal,
+            "it repeats a draw until all numbers are inside the limits",
+            when=decisions.tensors_have_shapes_only,
+        ),
+        *(
+            Replacement(
+                "math",
+                name,
+                decisions.math_function,
+                "an unknown number is a float, as which it is NaN",
+                when=decisions.tensors_have_shapes_only,
+            )
+            for name in decisions.MATH
+        ),
+        Replacement(
+            "torch.fx.experimental.proxy_tensor",
+            "HANDLED_TYPES",
+            lambda original: (*original, VirtualTensor),
+            "make_fx and torch.func.linearize do not record operations on other classes: "
+            "their graph would have constants in the place of results",
+        ),
+        Replacement(
+            "torch",
+            "clear_autocast_cache",
+            autocast.clearing,
+            "torch keeps 16-bit copies of the weights of its own devices only",
+        ),
+        *(
+            Replacement(
+                owner,
+                "to_dlpack",
+                dlpack.refusing,
+                "it asks no class, and would hand out an address of nothing",
+            )
+            for owner in ("torch", "torch.utils.dlpack")
+        ),
+        Replacement("torch", "compile", compiling.leave_out, _COMPILER),
+        Replacement(
+            "torch._dynamo.eval_frame",
+            "_stance",
+            compiling.run_eagerly,
+            _COMPILER,
+            when=compiling.compiler_is_loaded,
+        ),
+        *(
+            Replacement(
+                "torch._C",
+                name,
+                script_modules.read,
+                "C++ would read a module of torch.jit to a device of its own",
+            )
+            for name in ("import_ir_module", "import_ir_module_from_buffer")
+        ),
+        # torch copies the methods of scripted modules to traced ones, whose class is another.
+        *(
+            Replacement(
+                f"torch.jit.{owner}",
+                name,
+                script_modules.write,
+                "C++ copies the storages of a module of torch.jit; a virtual GPU has none",
+            )
+            for owner in ("RecursiveScriptModule", "ScriptModule")
+            for name in ("save", "save_to_buffer")
+        ),
+        Registration(
+            ("torch.serialization._package_registry",),
+            loading.register_location,
+            "torch.save and torch.load: a virtual GPU has no storages",
+        ),
+        Replacement(
+            "torch._weights_only_unpickler",
+            "_get_user_allowed_globals",
+            loading.reading_shapes,
+            "torch.load refuses functions that it does not know",
+        ),
+        # A tensor that outlives control.stop() does not need this: it cannot be pickled.
+        Registration(
+            ("multiprocessing.reduction.ForkingPickler._extra_reducers",),
+            sharing.register_reduction,
+            "another process would get a storage without its device",
+        ),
+        Registration(
+            ("torch.optim.optimizer._foreach_supported_types",),
+            updates.register_foreach,
+            "optimizers use their foreach implementation for parameters on a GPU, if the "
+            "parameters' class is in this list",
+        ),
+        Replacement(
+            "torch.autograd.profiler",
+            "record_function",
+            updates.mark_optimizer_steps,
+            "the clock needs to know when an optimizer's step begins and ends; torch does not "
+            "call its hooks for steps if a step raises",
+        ),
+        # A process group that outlives control.stop() can still be used and destroyed, because
+        # torch looks up these entries only when it makes a group.
+        Registration(
+            (
+                "torch.distributed.Backend",
+                "torch.distributed.Backend.backend_list",
+                "torch.distributed.Backend.default_device_backend_map",
+                "torch.distributed.Backend.backend_type_map",
+                "torch.distributed.Backend.backend_capability",
+                "torch.distributed.Backend._plugins",
+            ),
+            _process_group_register,
+            'dist.init_process_group("vgpu") finds its backend in these registries',
+            when=torch.distributed.is_available,
+        ),
+        *(
+            Replacement(
+                owner,
+                "batch_isend_irecv",
+                _in_one_kernel,
+                "torch starts the messages of a batch one by one in a process group in Python",
+                when=torch.distributed.is_available,
+            )
+            for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
+        ),
+        *(
+            Replacement(
+                "torch.distributed.Reducer",
+                method,
+                _with_map_on_host,
+                "DDP counts unused parameters by way of pinned memory, for which a backend in "
+                "Python has no allocator",
+                when=torch.distributed.is_available,
+            )
+            for method in ("__init__", "_set_static_graph")
+        ),
+        # A DDP model that outlives control.stop() still has no timer: torch warns once.
+        Replacement(
+            "torch.distributed.Logger",
+            "set_runtime_stats_and_log",
+            _no_statistics,
+            "DDP times its steps for its own log; it has no timer for a virtual GPU, so it "
+            "would warn on every rank",
+            when=torch.distributed.is_available,
+        ),
+    )
+)

@@ -1,0 +1,422 @@
+"""NCCL's communicators for virtual GPUs: kernels that run one after the other, and may wait.
+
+A communicator has the same rules as NCCL's, so that what stands still there stands still here:
+- Its kernels run in the order in which this rank has launched them. A kernel that waits for
+  another rank holds up all later ones.
+- The k-th collective of each rank meets the k-th collectives of the others. If they differ in
+  operation, root, type or size, none of them ends (NCCL may also end with wrong numbers).
+- The k-th send to a rank meets that rank's k-th receive. Tags mean nothing.
+- The first kernel waits, on the host, until all ranks of the communicator are there; two of
+  them on one GPU are an error.
+
+gloo moves the numbers, once the ranks have exchanged what they are about to do.
+"""
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from multigpu.errors import pluralize
+from multigpu.virtual.patches.flight_recorder import NCCL_VERSION, Entry
+
+if TYPE_CHECKING:
+    from multigpu.virtual.patches.nccl_group import NcclGroup
+
+Tensor = torch.Tensor
+# Seconds after which a host that waits tells the other ranks so.
+PATIENCE = 0.2
+
+
+class Call(NamedTuple):
+    """What a rank calls: a collective, a message, or several messages at once.
+
+    operation  torch's name, such as "ALLREDUCE"
+    number     its sequence number in the group
+    numel_in   the elements that go in, and `numel_out` those that come out
+    dtype      of the tensors
+    sizes      that all ranks must agree on
+    root       the root's rank in the group; -1 without a root
+    peer       of a message: the other rank in the group; -1 for a collective
+    line       the program's line, "train.py:12"
+    """
+
+    operation: str
+    number: int
+    numel_in: int
+    numel_out: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...] = ()
+    root: int = -1
+    peer: int = -1
+    line: str = ""
+
+
+class Mismatch(Exception):
+    """The ranks' calls do not fit together: this kernel never ends."""
+
+
+class Kernel:
+    """A launch on a communicator, from there until its numbers have moved.
+
+    `wait` and `is_completed` are those of gloo's works. `rows` has a row of numbers of each
+    rank that took part, once the kernel is done. `stuck` says why it will never be.
+    `started` and `ended` are in nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[["Kernel"], None],
+        calls: Sequence[Call],
+        communicator: "Communicator",
+    ):
+        self.run = run
+        self.calls = calls
+        # The places in `calls` of those messages whose numbers have arrived.
+        self.arrived: set[int] = set()
+        self.communicator = communicator
+        # Whether NCCL's watchdog has reported it, and lets it be.
+        self.reported = False
+        self.launched = time.monotonic()
+        self.started: int | None = None
+        self.ended: int | None = None
+        self.done = threading.Event()
+        self.error: Exception | None = None
+        self.stuck = ""
+        self.rows = torch.zeros(0)
+
+    def wait(
+        self, on_a_gpu_too: bool = False, give_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Let the host wait; raise the kernel's error.
+
+        on_a_gpu_too  a GPU's host waits, too, and does not only give the stream an order
+        give_up       is asked now and then
+        """
+        if self.communicator.group.is_blocking:
+            self.wait_at_most(self.communicator.group.timeout)
+        if not self.done.wait(PATIENCE):
+            with waiting.on_a_gpu_too if on_a_gpu_too else waiting.here_only:
+                while not self.done.wait(PATIENCE):
+                    if give_up():
+                        return
+        if self.error is not None:
+            raise self.error
+
+    def wait_at_most(self, timeout: timedelta) -> None:
+        """Let the host wait; if the kernel is older than that then, end its communicator.
+
+        The kernel's error, which `wait` raises, is that of NCCL's watchdog.
+        """
+        with waiting.on_a_gpu_too:
+            left = timeout.total_seconds() - (time.monotonic() - self.launched)
+            if not self.done.wait(max(left, 0)):
+                self.error = dist.DistBackendError(self.timeout_text())
+                self.communicator.abort()
+
+    def timeout_text(self) -> str:
+        """The words of torch 2.13 for a kernel that runs too long (ProcessGroupNCCL.cpp)."""
+        call, group = self.calls[0], self.communicator.group
+        ran = (time.monotonic() - self.launched) * 1000
+        return (
+            f"[Rank {group.global_rank(group.rank())}] Watchdog caught collective operation "
+            f"timeout: WorkNCCL(SeqNum={call.number}, OpType={call.operation}, "
+            f"NumelIn={call.numel_in}, NumelOut={call.numel_out}, "
+            f"Timeout(ms)={group.timeout.total_seconds() * 1000:.0f}) ran for {ran:.0f} "
+            f"milliseconds before timing out."
+        )
+
+    def is_completed(self) -> bool:
+        return self.done.is_set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Let the hosts that wait go on, or raise the error."""
+        self.error = error
+        self.ended = time.time_ns()
+        self.done.set()
+
+    def unfinished(self) -> list[Call]:
+        """The calls that still wait for a rank."""
+        return [call for i, call in enumerate(self.calls) if i not in self.arrived]
+
+
+class _Waits:
+    """The threads of this process within a `with`. `changed` is called with whether any is."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.count = 0
+        self.changed: Callable[[bool], None] = lambda waits: None
+
+    def __enter__(self) -> None:
+        self._add(1)
+
+    def __exit__(self, *error: Any) -> None:
+        self._add(-1)
+
+    def _add(self, number: int) -> None:
+        with self.lock:
+            before, self.count = self.count, self.count + number
+            if bool(before) != bool(self.count):
+                self.changed(bool(self.count))
+
+
+class _Waiting:
+    """The threads of this process that wait for a kernel, by what a GPU's host would do."""
+
+    def __init__(self):
+        self.here_only = _Waits()
+        self.on_a_gpu_too = _Waits()
+
+    def any(self) -> bool:
+        return self.here_only.count + self.on_a_gpu_too.count > 0
+
+
+waiting = _Waiting()
+
+
+class Message(NamedTuple):
+    """A part of a kernel: `payloads` go to, or come from, the rank `peer` of the group.
+
+    `row` has the sender's or the receiver's numbers, which the peer gets.
+    """
+
+    is_send: bool
+    peer: int
+    payloads: list[Tensor]
+    row: Tensor
+    peer_row: Tensor
+
+
+class Communicator:
+    """The kernels of one rank. `ranks` are the ranks of the group that take part.
+
+    `channel` tells a group's communicators apart: it is the first tag of their messages.
+    """
+
+    def __init__(self, group: "NcclGroup", ranks: Sequence[int], channel: int):
+        self.group = group
+        self.ranks = ranks
+        self.channel = channel
+        # The unfinished kernels; the first one runs.
+        self.kernels: deque[Kernel] = deque()
+        self._queue: SimpleQueue[Kernel | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._connected = False
+        self._is_aborted = False
+
+    def launch(
+        self, run: Callable[[Kernel], None], *calls: Call, entry: Entry | None = None
+    ) -> Kernel:
+        """Launch a kernel; `run` moves its numbers, in this communicator's thread.
+
+        `entry` is the kernel's in the flight recorder.
+        """
+        if self._is_aborted:
+            raise self.group.aborted_error()
+        if not self._connected:
+            self._connected = True
+            # A rank that waits in a call which would let a GPU's host go on counts as here.
+            connection = self._launch(self._connect, calls)
+            connection.wait(on_a_gpu_too=True, give_up=self._others_wait_here_only)
+        kernel = self._launch(run, calls)
+        if entry is not None:
+            entry.kernel = kernel
+        return kernel
+
+    def _launch(self, run: Callable[[Kernel], None], calls: Sequence[Call]) -> Kernel:
+        kernel = Kernel(run, calls, self)
+        self.kernels.append(kernel)
+        self._queue.put(kernel)
+        if self._thread is None:
+            name = f"communicator-{self.channel}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        return kernel
+
+    def abort(self) -> None:
+        """End the unfinished kernels, and refuse others, with NCCL's error."""
+        self._is_aborted = True
+        for kernel in list(self.kernels):
+            kernel.end(kernel.error or self.group.aborted_error())
+
+    def close(self) -> None:
+        """End the thread, if no kernel is unfinished."""
+        if self._thread is not None and not self.kernels:
+            self._queue.put(None)
+            self._thread.join()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while (kernel := self._queue.get()) is not None:
+            kernel.started = time.time_ns()
+            failed = None
+            try:
+                kernel.run(kernel)
+            except Mismatch as mismatch:
+                kernel.stuck = str(mismatch)
+                return
+            except Exception as error:
+                if _is_of_gloo(error):
+                    kernel.stuck = "a rank has gone"
+                    return
+                failed = error
+            if self._is_aborted:
+                return
+            kernel.run = None
+            self.kernels.popleft()
+            kernel.end(failed)
+
+    def _others_wait_here_only(self) -> bool:
+        return self.group.board.any_waits([r for r in self.ranks if r != self.group.rank()])
+
+    def _connect(self, kernel: Kernel) -> None:
+        """Wait for all ranks; raise NCCL's error if two are on one GPU."""
+        gloo, own = self.group.gloo, self.group.rank()
+        gpus = {own: self.group.gpu_identity()}
+        if self.channel == 0:
+            every = self.exchange(gpus[own])
+            gpus = dict(enumerate(every.tolist()))
+        else:
+            (peer,) = (rank for rank in self.ranks if rank != own)
+            theirs = torch.zeros_like(gpus[own])
+            works = [
+                gloo.send([gpus[own]], peer, self.channel),
+                gloo.recv([theirs], peer, self.channel),
+            ]
+            for work in works:
+                work.wait()
+            gpus = {own: gpus[own].tolist(), peer: theirs.tolist()}
+        for other, identity in gpus.items():
+            if other != own and identity == gpus[own]:
+                raise duplicate_error(own, other, int(identity[1]))
+
+    def exchange(self, row: Tensor) -> Tensor:
+        """The row of each rank of the group: a matrix."""
+        rows = row.new_empty(self.group.size(), len(row))
+        self.group.gloo._allgather_base(rows.view(-1), row).wait()
+        return rows
+
+    def collective(
+        self, row: Tensor, name: str, call: Call, splits: list[int], move: Callable[[], list]
+    ) -> Callable[[Kernel], None]:
+        """The `run` of a collective.
+
+        row     this rank's numbers, which all ranks get
+        name    what NCCL calls: several of torch's operations are one of NCCL's
+        splits  of an all-to-all: the elements for each rank, then those from each
+        move    starts gloo's works
+        """
+
+        def run(kernel: Kernel) -> None:
+            what = _encoded(name, call)
+            rows = self.exchange(torch.cat([row, what]))
+            kernel.rows = rows[:, : len(row)]
+            if any(not torch.equal(other, what) for other in rows[:, len(row) :]):
+                raise Mismatch("the ranks call different collectives")
+            if splits:
+                every = self.exchange(torch.tensor(splits, dtype=torch.float64))
+                _check_splits(every.tolist())
+            for work in move():
+                work.wait()
+
+        return run
+
+    def messages(self, messages: list[Message]) -> Callable[[Kernel], None]:
+        """The `run` of messages that move at the same time.
+
+        A row and its tensors have tags of their own. gloo keeps the order of equal tags.
+        """
+        gloo = self.group.gloo
+
+        def move(message: Message) -> None:
+            first, second = (1, 2) if message.is_send else (2, 1)
+            works = [
+                gloo.send([message.row], message.peer, self.channel + first),
+                gloo.recv([message.peer_row], message.peer, self.channel + second),
+            ]
+            for work in works:
+                work.wait()
+            # The first number of a row is that of the bytes.
+            if message.row[0] != message.peer_row[0]:
+                raise Mismatch("the sender and the receiver have different sizes")
+            call = gloo.send if message.is_send else gloo.recv
+            for payload in message.payloads:
+                call([payload], message.peer, self.channel + 3).wait()
+
+        # Messages in one direction between two ranks keep their order; others need not wait
+        # for them.
+        chains: dict[tuple[int, bool], list[int]] = {}
+        for i, message in enumerate(messages):
+            chains.setdefault((message.peer, message.is_send), []).append(i)
+
+        def run(kernel: Kernel) -> None:
+            errors: list[Exception] = []
+
+            @torch.inference_mode()
+            def follow(chain: list[int]) -> None:
+                try:
+                    for i in chain:
+                        move(messages[i])
+                        kernel.arrived.add(i)
+                except (Mismatch, RuntimeError) as error:
+                    errors.append(error)
+
+            first, *others = chains.values()
+            threads = [
+                threading.Thread(target=follow, args=(chain,), daemon=True) for chain in others
+            ]
+            for thread in threads:
+                thread.start()
+            follow(first)
+            for thread in threads:
+                thread.join()
+            if errors:
+                raise errors[0]
+
+        return run
+
+
+def _is_of_gloo(error: Exception) -> bool:
+    """Whether a process has ended, or a connection to it."""
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
+
+
+def _encoded(name: str, call: Call) -> Tensor:
+    """What all ranks of a collective must have in common, as five float64."""
+    # Checksums that a float64 holds, and that are the same in each process.
+    texts = (name, str(call.dtype), str(call.sizes))
+    numbers = [zlib.crc32(text.encode()) for text in texts]
+    return torch.tensor([*numbers, len(call.sizes), call.root], dtype=torch.float64)
+
+
+def _check_splits(rows: list[list[float]]) -> None:
+    """Raise Mismatch if a rank sends another number of elements than its peer expects."""
+    size = len(rows)
+    for sender, row in enumerate(rows):
+        for receiver in range(size):
+            sent, expected = row[receiver], rows[receiver][size + sender]
+            if sent != expected:
+                raise Mismatch(
+                    f"rank {sender} sends {pluralize(int(sent), 'element')} to rank "
+                    f"{receiver}, which expects {expected:.0f}"
+                )
+
+
+def duplicate_error(rank: int, other: int, number: int) -> dist.DistBackendError:
+    """NCCL's error for two ranks of a communicator on one GPU."""
+    # The words of torch 2.13 with NCCL 2.27. A bus id stands for the GPU there: 0x1000 and up.
+    return dist.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage "
+        f"(run with NCCL_DEBUG=WARN for details), NCCL version {NCCL_VERSION}\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        f"Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA "
+        f"device {(number + 1) << 12:x}"
+    )

@@ -1,0 +1,487 @@
+"""A process group that keeps NCCL's rules: the one of "vgpu", and of "nccl" for CUDA programs.
+
+VirtualGroup counts the time. Here a collective or a message is a kernel of a communicator
+(communicator.py), a tensor that NCCL refuses is an error in NCCL's words, and a kernel that
+never ends is found by the watchdog (watchdog.py).
+"""
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _ProcessGroupWrapper
+
+from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
+from multigpu.virtual.patches.communicator import Call, Communicator, Kernel, Message
+from multigpu.virtual.patches.flight_recorder import (
+    COALESCED,
+    NOTHING,
+    Entry,
+    Side,
+    flag,
+    recorder,
+    variable,
+)
+from multigpu.virtual.patches.process_group import (
+    DEVICES,
+    NAME,
+    VirtualGroup,
+    open_gloo,
+    payloads_of,
+    splits_of,
+    tensors_in,
+)
+from multigpu.virtual.patches.watchdog import Board, program_line, watchdog
+from multigpu.virtual.patches.work import VirtualWork
+from multigpu.virtual.sim.machine import Machine
+
+Tensor = torch.Tensor
+Op = dist.ReduceOp
+# torch's OpType of the methods, as its watchdog prints it.
+OPERATIONS = {
+    "allreduce": "ALLREDUCE",
+    "allreduce_coalesced": "ALLREDUCE_COALESCED",
+    "broadcast": "BROADCAST",
+    "reduce": "REDUCE",
+    "allgather": "ALLGATHER",
+    "_allgather_base": "_ALLGATHER_BASE",
+    "all_gather_single": "_ALLGATHER_BASE",
+    "allgather_into_tensor_coalesced": "COALESCED",
+    "all_gather_single_coalesced": "COALESCED",
+    "gather": "GATHER",
+    "scatter": "SCATTER",
+    "reduce_scatter": "REDUCE_SCATTER",
+    "_reduce_scatter_base": "_REDUCE_SCATTER_BASE",
+    "reduce_scatter_single": "_REDUCE_SCATTER_BASE",
+    "reduce_scatter_tensor_coalesced": "COALESCED",
+    "reduce_scatter_single_coalesced": "COALESCED",
+    "alltoall": "ALLTOALL",
+    "alltoall_base": "ALLTOALL_BASE",
+    "all_to_all_single": "ALLTOALL_BASE",
+}
+# The flight recorder's names of them (torch 2.13, ProcessGroupNCCL.cpp).
+RECORDED = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "allreduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "_all_gather_base",
+    "all_gather_single": "_all_gather_base",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+}
+# Methods with the arguments (outputs, inputs), those whose inputs all ranks must agree on (of
+# the others it is the first argument), and those with lists, which can be of one size.
+HAVE_INPUTS = (
+    "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced", "gather", "scatter", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
+)  # fmt: skip
+AGREE_ON_INPUTS = (
+    "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced", "gather", "reduce_scatter",
+)  # fmt: skip
+LISTS = ("allgather", "reduce_scatter")
+REDUCING = ("allreduce", "reduce", "reduce_scatter")
+# What ncclDataType_t has no name for (c10d/NCCLUtils.cpp); bool and float8 travel as bytes.
+REFUSED = {
+    torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
+}  # fmt: skip
+FLOAT8 = (
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+)  # fmt: skip
+NOT_IN_NCCL = {Op.BAND: "BAND", Op.BOR: "BOR", Op.BXOR: "BXOR"}
+# The first tag of messages of a pair's communicator: that of all ranks has those from 0 on.
+CHANNEL = 4
+_numbers = itertools.count()
+
+
+class NcclGroup(VirtualGroup):
+    """A VirtualGroup by NCCL's rules. `store` is the group's, `timeout` that of its works."""
+
+    def __init__(
+        self, gloo: Gloo, store: dist.Store, rank: int, size: int, timeout: timedelta
+    ):
+        super().__init__(gloo, rank, size)
+        self.timeout = timeout
+        # The group's number in this process.
+        self.number = next(_numbers)
+        self.is_aborted = False
+        # As in torch the group's variables are those at its start. Works of a blocking one
+        # wait with the group's timeout, and it has no watchdog.
+        names = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"
+        self.is_blocking = any(flag(name, False) for name in names)
+        names = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
+        self.error_handling = variable("3", *names)
+        self.board = Board(store, rank, size, watchdog.folder)
+        # The numbers of the last collective and of the last message.
+        self.sequence = 0
+        self.sequence_of_messages = 0
+        # The communicators: that of all ranks, which also has batches of messages, and one
+        # for each other rank with which this one exchanges single messages.
+        self.communicators: dict[int, Communicator] = {}
+        # The device of the last collective or message; None before the first one.
+        self.last_device: int | None = None
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's own check of what the ranks call.
+        self._checker: dist.ProcessGroup | None = None
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+            checked, helper = (
+                open_gloo(dist.PrefixStore(name, store), rank, size, timeout)
+                for name in ("checked", "helper")
+            )
+            self._checker = _ProcessGroupWrapper(checked, helper)
+        self._batch: list[tuple[VirtualWork, Message, Call]] | None = None
+        watchdog.watch(self)
+
+    def communicator(self, peer: int | None = None) -> Communicator:
+        """The communicator of all ranks, or that of this rank and `peer`."""
+        if self.is_aborted:
+            raise self.aborted_error()
+        found = self.communicators.get(-1 if peer is None else peer)
+        if found is None:
+            if peer is None:
+                found = Communicator(self, range(self.size()), 0)
+            else:
+                found = Communicator(self, sorted((self.rank(), peer)), CHANNEL)
+            self.communicators[-1 if peer is None else peer] = found
+        return found
+
+    def _compare(self, method: str, args: tuple) -> None:
+        """Raise torch's error, in the words that it has for CUDA, if the ranks call others."""
+        if self._checker is None:
+            return
+        try:
+            getattr(self._checker, method)(*_on_host(args))
+        except RuntimeError as error:
+            text = str(error).replace("device=cpu", "device=cuda")
+            raise type(error)(text) from None
+
+    def abort(self) -> None:
+        """End all unfinished kernels with an error, and refuse others.
+
+        On a GPU the waits of these kernels end without an error, and with unfinished numbers.
+        """
+        self.is_aborted = True
+        for communicator in self.communicators.values():
+            communicator.abort()
+
+    def aborted_error(self) -> dist.DistBackendError:
+        # The words of torch 2.13, NCCLUtils.cpp.
+        return dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. ")
+
+    def shutdown(self) -> None:
+        watchdog.forget(self)
+        for communicator in self.communicators.values():
+            communicator.close()
+        super().shutdown()
+
+    def gpu_identity(self) -> Tensor:
+        """Two numbers that no other GPU has: here each rank has a GPU of its own."""
+        return torch.tensor([-1.0, self.rank()], dtype=torch.float64)
+
+    def device_index(self, machine: Machine) -> int:
+        """The GPU of this rank: NCCL's own guess before the first collective (a barrier)."""
+        if self.last_device is not None:
+            return self.last_device
+        bound = self.bound_device_id
+        return self.rank() % len(machine.meters) if bound is None else bound.index
+
+    def unfinished(self) -> list[Kernel]:
+        """The kernels that run or wait for a communicator, without those that have failed."""
+        return [
+            kernel
+            for communicator in list(self.communicators.values())
+            for kernel in list(communicator.kernels)
+            if kernel.error is None
+        ]
+
+    def described(self) -> list[dict]:
+        """The kernels that each communicator runs now, for the watchdog's report."""
+        found = []
+        for communicator in list(self.communicators.values()):
+            for kernel in list(communicator.kernels)[:1]:
+                for call in kernel.unfinished() if kernel.error is None else ():
+                    call = call._asdict()
+                    call["dtype"] = str(call["dtype"]).removeprefix("torch.")
+                    for key in ("peer", "root"):
+                        if call[key] >= 0:
+                            call[key] = self.global_rank(call[key])
+                    found.append(call | {"group": self.title(), "stuck": kernel.stuck})
+        return found
+
+    def title(self) -> str:
+        """The group's name for people."""
+        world = dist.distributed_c10d._world
+        if self is world.default_pg or self not in world.pg_group_ranks:
+            return "the default group"
+        ranks = ", ".join(str(rank) for rank in sorted(world.pg_group_ranks[self]))
+        return f"the group of ranks {ranks} (group {world.pg_names.get(self, '?')})"
+
+    def _launch(
+        self, work: VirtualWork, method: str, args: tuple, row: Tensor
+    ) -> Callable[[], Tensor]:
+        name, move = COLLECTIVES[method]
+        call, splits = self._call(method, name, args)
+        self.last_device = work.meter.index
+        self._compare(method, args)
+        payloads = () if work.has_shapes else _wire(payloads_of(args))
+
+        def moves() -> list:
+            return [] if work.has_shapes else move(self.gloo, *payloads)
+
+        communicator = self.communicator()
+        run = communicator.collective(row, name, call, splits, moves)
+        kernel = communicator.launch(run, call, entry=self._recorded(method, args))
+        work.works.append(kernel)
+        return lambda: kernel.rows
+
+    def _recorded(self, method: str, args: tuple) -> Entry | None:
+        """The flight recorder's entry of a collective."""
+        if not recorder().size:
+            return None
+        given = args[1] if method in HAVE_INPUTS else args[0]
+        inputs, outputs = (_side(value, method in LISTS) for value in (given, args[0]))
+        if method == "scatter":
+            # torch passes them in this order.
+            inputs, outputs = outputs, inputs
+        name = f"nccl:{RECORDED[method]}"
+        if method not in LISTS or len(inputs) == len(outputs):
+            return recorder().record(self, name, inputs, outputs)
+        # Parts of other sizes are a collective for each rank.
+        for rank, part in enumerate(outputs if method == "allgather" else inputs):
+            if method == "allgather":
+                own = inputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_broadcast_oop", own, [part])
+            else:
+                own = outputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_reduce_oop", [part], own)
+        return recorder().record(self, f"nccl:{OPERATIONS[method]}_coalesced", [], [])
+
+    def collective(self, method: str, args: tuple) -> dist.Work:
+        if any(type(tensor) is VirtualTensor for tensor in tensors_in(args)):
+            _check_nccl(method, args)
+        return super().collective(method, args)
+
+    def _call(self, method: str, name: str, args: tuple) -> tuple[Call, list[int]]:
+        """What a collective is, and for an all-to-all the sizes of all its parts."""
+        self.sequence += 1
+        agreed = [t.numel() for t in tensors_in((args[method in AGREE_ON_INPUTS],))]
+        if method in LISTS and len(set(agreed)) == 1:
+            agreed = agreed[:1]
+        given = args[1] if method in HAVE_INPUTS else args[0]
+        call = Call(
+            OPERATIONS[method],
+            self.sequence,
+            sum(tensor.numel() for tensor in tensors_in((given,))),
+            sum(tensor.numel() for tensor in tensors_in((args[0],))),
+            next(tensors_in(args)).dtype,
+            () if name == "alltoall" else tuple(agreed),
+            getattr(args[-1], "rootRank", -1),
+            line=program_line(sys._getframe(1)),
+        )
+        return call, splits_of(method, args, self.size()) if name == "alltoall" else []
+
+    def _wait_for_all(self, time: float) -> float:
+        # NCCL's barrier is an all-reduce of one number.
+        self.sequence += 1
+        call = Call(
+            "BARRIER",
+            self.sequence,
+            1,
+            1,
+            torch.float32,
+            (1,),
+            line=program_line(sys._getframe(1)),
+        )
+        row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64)
+        communicator = self.communicator()
+        number = torch.zeros(1)
+
+        def move() -> list:
+            return [self.gloo.allreduce([number], dist.AllreduceOptions())]
+
+        side = [(number.shape, number.dtype)]
+        entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
+        run = communicator.collective(row, "allreduce", call, [], move)
+        kernel = communicator.launch(run, call, entry=entry)
+        kernel.wait(on_a_gpu_too=True)
+        return kernel.rows[:, 0].max().item()
+
+    def _launch_message(
+        self,
+        work: VirtualWork,
+        name: str,
+        tensor: Tensor,
+        rank: int,
+        tag: int,
+        payloads: list[Tensor],
+        row: Tensor,
+        peer_row: Tensor,
+    ) -> None:
+        # A batch has one number.
+        self.sequence_of_messages += not self._batch
+        call = Call(
+            name.upper(),
+            self.sequence_of_messages,
+            tensor.numel(),
+            tensor.numel(),
+            tensor.dtype,
+            peer=rank,
+            line=program_line(sys._getframe(1)),
+        )
+        self.last_device = work.meter.index
+        payloads = _wire(payloads)
+        message = Message(name == "send", rank, payloads, row, peer_row)
+        towards = "->" if message.is_send else "<-"
+        title = f"nccl:{name} {self.rank()}{towards}{rank}"
+        side = [(tensor.shape, tensor.dtype)]
+        entry = recorder().record(self, title, side, side, True)
+        if self._batch is not None:
+            self._batch.append((work, message, call))
+            return
+        communicator = self.communicator(None if self._messages_share() else rank)
+        kernel = communicator.launch(communicator.messages([message]), call, entry=entry)
+        work.works.append(kernel)
+
+    def _messages_share(self) -> bool:
+        """Whether single messages use the communicator of all ranks: with `device_id`."""
+        return self.bound_device_id is not None
+
+    def recv_anysource(self, tensors: list, tag: int) -> dist.Work:
+        raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        super()._start_coalescing(device)
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        batch, self._batch = self._batch or [], None
+        if batch:
+            communicator = self.communicator()
+            messages = [message for _, message, _ in batch]
+            calls = [call for _, _, call in batch]
+            entry = recorder().record(self, COALESCED, [], [])
+            run = communicator.messages(messages)
+            kernel = communicator.launch(run, *calls, entry=entry)
+            for work, _, _ in batch:
+                work.works.append(kernel)
+        return super()._end_coalescing(device)
+
+
+def batch_in_one_kernel(original: Callable) -> Callable:
+    """torch.distributed.batch_isend_irecv: a batch in an NcclGroup is one kernel."""
+
+    @functools.wraps(original)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        first = p2p_op_list[0] if p2p_op_list else None
+        group = first and (first.group or dist.group.WORLD)
+        if not isinstance(group, NcclGroup) or type(first.tensor) is not VirtualTensor:
+            return original(p2p_op_list)
+        group._start_coalescing(first.tensor.device)
+        try:
+            original(p2p_op_list)
+        finally:
+            work = group._end_coalescing(first.tensor.device)
+        return [work]
+
+    return batch_isend_irecv
+
+
+def _side(value: Any, is_one: bool) -> Side:
+    """What the flight recorder has of a collective's inputs, or of its outputs.
+
+    With `is_one` a list of equal tensors is one tensor, as for NCCL.
+    """
+    found = [(tensor.shape, tensor.dtype) for tensor in tensors_in((value,))]
+    if is_one and len(set(found)) == 1 < len(found):
+        shape, dtype = found[0]
+        return [((len(found), *shape), dtype)]
+    # Only the root has the list of a gather or of a scatter.
+    return found or NOTHING
+
+
+def _on_host(value: Any) -> Any:
+    """The same nested lists and tuples, with zeros of the host."""
+    if isinstance(value, torch.Tensor):
+        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+    if type(value) in (list, tuple):
+        return type(value)(_on_host(part) for part in value)
+    return value
+
+
+def _wire(value: Any) -> Any:
+    """The payloads as gloo can send them: float8, which nothing reduces, as bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.view(torch.uint8) if value.dtype in FLOAT8 else value
+    if type(value) in (list, tuple):
+        return type(value)(_wire(part) for part in value)
+    return value
+
+
+def _check_nccl(method: str, args: tuple) -> None:
+    """Raise NCCL's error for a type or an operation that it does not have (torch 2.13)."""
+    if method == "allgather_coalesced":
+        raise RuntimeError("ProcessGroupNCCL does not support allgather_coalesced")
+    dtypes = {tensor.dtype for tensor in tensors_in(args)}
+    for dtype in dtypes:
+        if dtype in REFUSED:
+            raise RuntimeError(
+                f"Input tensor data type is not supported for NCCL process group: "
+                f"{REFUSED[dtype]}"
+            )
+    operation = getattr(args[-1], "reduceOp", None)
+    if operation is None or COLLECTIVES[method][0] not in REDUCING:
+        return
+    if any(dtype in FLOAT8 for dtype in dtypes):
+        raise RuntimeError("Unsupported Float8 type for NCCL reduction")
+    for refused, text in NOT_IN_NCCL.items():
+        if operation == refused:
+            raise ValueError(f"Cannot use ReduceOp.{text} with NCCL")
+    if torch.bool in dtypes:
+        if operation == Op.AVG:
+            raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+        if operation == Op.SUM:
+            # NCCL's sum of booleans is their maximum.
+            args[-1].reduceOp = Op.MAX
+    exact = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
+    if operation == Op.PREMUL_SUM and not dtypes <= set(exact):
+        raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
+
+
+def open_patient_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Gloo:
+    """A group of gloo that waits as NCCL's kernels do: until the watchdog ends them."""
+    gloo = open_gloo(store, rank, size, timeout)
+    gloo._set_default_timeout(timedelta(days=365))
+    return gloo
+
+
+def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> NcclGroup:
+    gloo = open_patient_gloo(store, rank, size, timeout)
+    group = NcclGroup(gloo, store, rank, size, timeout)
+    # A kernel waits in a thread: what the program sends from the host must not pass it.
+    group.host_gloo = open_gloo(dist.PrefixStore("host", store), rank, size, timeout)
+    return group
+
+
+def register() -> None:
+    """Make "vgpu" a name for dist.init_process_group."""
+    dist.Backend.register_backend(NAME, _create, devices=DEVICES)
