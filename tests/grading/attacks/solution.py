@@ -4,8 +4,6 @@
 # Three small questions, one of each kind: on several ranks, a value, a plain function.
 # %%
 # setup
-import torch
-
 from multigpu.exercise import Exercise
 
 exercise = Exercise("attacks", seconds=5)
