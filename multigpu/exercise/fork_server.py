@@ -269,7 +269,6 @@ def _drop(libc: ctypes.CDLL, limits: dict) -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_FSIZE, limits["disk"]),
         (resource.RLIMIT_NOFILE, MAX_OPEN),
-        (resource.RLIMIT_CPU, limits["seconds"]),
     ):
         resource.setrlimit(name, (limit, limit))
     seccomp.refuse(libc)

@@ -14,9 +14,8 @@ import keyword
 import re
 import tokenize
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
 
 from multigpu.grading.csv_cells import number
 from multigpu.grading.results import Result
@@ -47,10 +46,6 @@ class Pair:
     second: str
     similarity: float
     shingles: int
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict for json.dump."""
-        return asdict(self)
 
 
 def pairs(

@@ -278,13 +278,10 @@ def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run, monke
     (class_of_three / "carl.ipynb").write_bytes(notebook(small, RIGHT))
     checks = []
     monkeypatch.setattr(grade.Runner, "check_solution", lambda *_, times: checks.append(times))
-    lines = run(replace(given, regrade=True, pseudonyms=True))
+    lines = run(replace(given, regrade=True))
     assert not checks, "the solution has been checked already"
     assert any("carl" in line for line in lines)
     assert not any("ben" in line for line in lines)
-    names = (given.output / "pseudonyms.csv").read_text()
-    assert "ben" in names
-    assert "ben" not in (given.output / "results.json").read_text()
     assert sorted(totals(given.output).values()) == ["6", "9", "9"]
 
 

@@ -69,6 +69,9 @@ def train(w, batches, rate):
 """
 
 
+NEXT = """    counts = [torch.zeros_like(steps) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, steps)
+    steps = max(steps, counts[(dist.get_rank() + 1) % len(counts)])"""
 EQUAL, MORE, OTHER_WORKERS = (
     "equal numbers of batches, or none",
     "one batch more",
@@ -329,6 +332,12 @@ def train(w, batches, rate):
         "train",
         train(MOST, "batches[step] if step < len(batches) else batches[0][:0]"),
         (EQUAL, OTHER_WORKERS),
+    ),
+    Known(
+        "as many steps as itself or the next worker",
+        "train",
+        train(NEXT, OWN),
+        (OTHER_WORKERS,),
     ),
     Known(
         "the numbers are sent",
