@@ -204,7 +204,7 @@ def test_what_had_no_core_runs_again_alone(small, tmp_path, monkeypatch):
         "c": [Outcome(problem="the job ended"), Outcome(problem="the job ended")],
     }
     monkeypatch.setattr(marking, "record_of", lambda folder, task: task.id)
-    monkeypatch.setattr(marking, "outcome", lambda cells, id: outcomes[id].pop(0))
+    monkeypatch.setattr(marking, "outcome", lambda cells, id, stored: outcomes[id].pop(0))
     runner = grade.Runner(small, Jobs(), tmp_path, "secret", None)
     found = {}
     tasks = [marking.Task(id, {}) for id in outcomes]
