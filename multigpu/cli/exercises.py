@@ -108,7 +108,7 @@ def grade(
     submissions: Annotated[
         Path,
         typer.Argument(
-            help="A folder of notebooks, nbgrader's tree, or a zip from Canvas or Moodle."
+            help="A folder of notebooks, nbgrader's submitted, or a zip from Canvas or Moodle."
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the results.")],
