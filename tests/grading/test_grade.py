@@ -187,6 +187,26 @@ def test_a_stored_outcome_that_is_damaged_is_made_again(small, tmp_path, pool):
     assert graded(small, submissions, tmp_path / "out", pool)["a"] == first["a"]
 
 
+@pytest.mark.parametrize(
+    ("by_nbval", "by_record", "stored", "expected"),
+    [
+        ("right", True, True, "right"),
+        ("right", False, True, "wrong"),
+        ("wrong", True, True, "wrong"),
+        ("wrong", True, False, "right"),
+        ("blocked", True, False, "blocked"),
+    ],
+)
+def test_a_status_needs_the_record(tmp_path, by_nbval, by_record, stored, expected):
+    """nbval compares text, which a student's text could be made to equal."""
+    said = {"question": "mean", "title": "t", "right": by_record}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps([said | {"starved": False, "printed": ""}]))
+    cells = [{"part": ["mean", "t"], "status": by_nbval, "lines": ["right: it is"]}]
+    found = marking.outcome(cells, record, stored)
+    assert found.parts["mean", "t"] == (expected, ["right: it is"])
+
+
 def test_what_had_no_core_runs_again_alone(small, tmp_path, monkeypatch):
     """The second run of b is right; its first one was late while a ran."""
     runs = []
