@@ -205,6 +205,8 @@ with exercise.check("sample_weights", "sizes of the shards", points=1) as studen
         weights = student.call("sample_weights", batch, 4)
         got = [len(shard) for shard in weights]
         student.equal(got, sizes, f"{batch} images on 4 replicas have the shards {sizes}")
+        counts = all(weight > 0 for shard in weights for weight in shard)
+        student.expect(counts, f"each of {batch} images has a weight above 0")
 
 # %%
 with exercise.check("sample_weights", "gradient under MirroredStrategy", points=2) as student:

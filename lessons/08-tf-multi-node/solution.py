@@ -356,7 +356,7 @@ def train_alone(w, batches_of_workers, rate):
 
 
 # %%
-with exercise.check("train", "equal numbers of batches", points=1) as student:
+with exercise.check("train", "equal numbers of batches, or none", points=1) as student:
     batches = [
         [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])],
         [torch.tensor([6.0]), torch.tensor([8.0, 9.0, 1.0])],
@@ -365,6 +365,9 @@ with exercise.check("train", "equal numbers of batches", points=1) as student:
     run = student.ranks("train", [[w, each, 0.1] for each in batches])
     expected = train_alone(w, batches, 0.1)
     student.close_to(run.values, [expected] * 2, "both workers have one device's weights")
+    run = student.ranks("train", [[w, batches[0], 0.1], [w, [], 0.1]])
+    expected = train_alone(w, [batches[0], []], 0.1)
+    student.close_to(run.values, [expected] * 2, "also if one worker has no batch")
 
 # %%
 with exercise.check("train", "one batch more", points=2) as student:

@@ -387,6 +387,8 @@ with exercise.check("early_stopping", "a loss rises on one rank", points=1) as s
         [6, 6],
         "both ranks train all 6 epochs, because the mean of their losses falls",
     )
+    run = student.ranks("epochs_until_stop", [[rising, 2], [rising, 2]])
+    student.equal(run.values, [3, 3], "both stop after epoch 3, because both losses rise")
 
 # %%
 with exercise.check("early_stopping", "the mean rises", points=2) as student:

@@ -108,7 +108,7 @@ def grade(
     submissions: Annotated[
         Path,
         typer.Argument(
-            help="A folder of notebooks, nbgrader's tree, or a zip from Canvas or Moodle."
+            help="A folder of notebooks, nbgrader's submitted, or a zip from Canvas or Moodle."
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the results.")],
@@ -127,9 +127,6 @@ def grade(
         str,
         typer.Option(help="The assignment's column in Canvas; default: the lesson's title."),
     ] = "",
-    pseudonyms: Annotated[
-        bool, typer.Option("--pseudonyms", help="Reports without the students' names.")
-    ] = False,
     regrade: Annotated[
         bool, typer.Option("--regrade", help="Print what has changed since the last run.")
     ] = False,
@@ -159,7 +156,6 @@ def grade(
         solutions,
         roster,
         assignment,
-        pseudonyms,
         regrade,
         gradescope,
     )

@@ -46,8 +46,6 @@ class Check:
     generator   the same for torch
     lines       the verdicts
     right       whether all of them are right
-    stopped     whether an error ended the check
-    timed_out   whether that error is that it took too long
     starved     whether a process of the answer's had no core for much of the time
     printed     what the student's code printed
     """
@@ -65,8 +63,6 @@ class Check:
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(63))
         self.lines: list[str] = []
         self.right = True
-        self.stopped = False
-        self.timed_out = False
         self.printed = ""
         self._cells = cells
         self._new_session = new_session
@@ -194,8 +190,6 @@ class Check:
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""
-        self.stopped = True
-        self.timed_out = getattr(error, "kind", "") in ("Timeout", "TimeoutError")
         if isinstance(error, StudentError) and error.kind == UNANSWERED:
             self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
         elif isinstance(error, StudentError):

@@ -18,7 +18,6 @@ from multigpu.exercise.sources import Sources, from_history
 from multigpu.exercise.worker import Worker
 
 PRINTED = "Your code printed:"
-SAME_ERROR = "wrong: for the same reason as in the check above"
 OWN_SECONDS = 10.0  # by which a check may take longer than the answer, for its own code
 
 
@@ -69,7 +68,6 @@ class Exercise:
         self.seconds = seconds
         self._verdicts: dict[str, dict[str, tuple[bool, float]]] = defaultdict(dict)
         self._used: dict[str, float] = defaultdict(float)
-        self._errors: dict[str, tuple[str, list[str]]] = {}  # question → (title, lines)
         self._grading = _grading
         self._imports = tuple(imports)
         self._worker()
@@ -94,9 +92,8 @@ class Exercise:
         points     what it gives if all verdicts are right
         hidden     the student does not get this check
 
-        An error in the student's code is a verdict. If several checks of a student's answer
-        end with the same error, only the first one prints it. Each timeout is printed. Raises
-        CannotRun if the machine cannot run the student's process.
+        An error in the student's code is a verdict. Raises CannotRun if the machine cannot run
+        the student's process.
         """
         secret = self._grading.secret if self._grading and hidden else "visible"
         seed = hashlib.sha256("\n".join([secret, question, title]).encode()).hexdigest()
@@ -152,7 +149,7 @@ class Exercise:
         self, check: Check, question: str, title: str, points: float, hidden: bool
     ) -> None:
         self._verdicts[question][title] = (check.right, points)
-        print("\n".join(check.lines if self._grading else self._once(check, question, title)))
+        print("\n".join(check.lines))
         if self._grading:
             self._grading.record.append(
                 {
@@ -166,21 +163,6 @@ class Exercise:
             )
         elif check.printed:
             print(f"{PRINTED}\n{check.printed}")
-
-    def _once(self, check: Check, question: str, title: str) -> list[str]:
-        """The lines to print: an error that another check has printed is not repeated.
-
-        A timeout is repeated: two checks that wait too long seldom wait for the same reason.
-        """
-        first, lines = self._errors.get(question, (title, []))
-        same = check.stopped and check.lines == lines
-        if same and not check.timed_out and first != title:
-            return [SAME_ERROR]
-        if check.stopped:
-            self._errors[question] = (title, check.lines)
-        elif first == title:
-            self._errors.pop(question, None)
-        return check.lines
 
     def summary(self) -> None:
         """Print the points of the checks that have run, and that hidden ones remain."""

@@ -4,7 +4,6 @@ Nothing that this process says about itself is believed: it returns plain data, 
 ranks send passes through the checks.
 """
 
-import linecache
 import os
 import queue
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from multigpu.exercise.channel import Channel, Closed
+from multigpu.exercise.given import Given, run_cell
 from multigpu.exercise.plain import NotPlain
 from multigpu.exercise.ranks import Requests, join_world
 
@@ -48,7 +48,7 @@ def serve(channel: Channel) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            reply = _do(commands.get(), module, requests, given)
+            reply = _do(commands.get(), requests, given)
         except BaseException as error:
             reply = {"error": _describe(error)}
         sys.stdout.flush()
@@ -61,78 +61,23 @@ def serve(channel: Channel) -> None:
             channel.send({"reply": {"error": _describe(error)}})
 
 
-class GivenChanged(Exception):
-    """The answer has replaced or changed what is given, which a check relies on."""
-
-
-class Given:
-    """What the cells that are given define: functions, classes, modules, values.
-
-    A check that calls a given function relies on it, and on all that it calls. An answer that
-    gives one of these names to something else, or that changes a given function or class, is
-    refused: the check believes no word of it.
-    """
-
-    def __init__(self, names: dict[str, Any]):
-        self.names = names
-        self.kept: dict[str, list[Any]] = {}
-
-    def keep(self) -> None:
-        """Note what there is now."""
-        # An answer's docstring becomes the module's.
-        own = {name for name in self.names if not name.startswith("__")}
-        self.kept = {name: _marks(self.names[name]) for name in own}
-
-    def check(self) -> None:
-        """Raise GivenChanged if something is not what it was."""
-        for name, marks in self.kept.items():
-            if [*map(id, marks)] != [*map(id, _marks(self.names.get(name)))]:
-                raise GivenChanged(f"it changes {name}, which is given: leave it as it is")
-
-
-def _marks(value: Any) -> list[Any]:
-    """The object, and what makes up a function or a class."""
-    if isinstance(value, types.FunctionType):
-        return [value, value.__code__, value.__defaults__, value.__kwdefaults__]
-    if isinstance(value, type):
-        own = [each for each in vars(value).values() if isinstance(each, types.FunctionType)]
-        return [value, *(mark for method in own for mark in _marks(method))]
-    return [value]
-
-
-def _do(
-    message: dict, module: types.ModuleType, requests: Requests, given: Given
-) -> dict[str, Any]:
-    names = module.__dict__
+def _do(message: dict, requests: Requests, given: Given) -> dict[str, Any]:
     if message["do"] == "run":
-        _run(message["name"], message["source"], module)
         if message["given"]:
-            given.keep()
+            given.run(message["name"], message["source"])
+        else:
+            run_cell(message["name"], message["source"], given.answer)
     elif message["do"] == "world":
         join_world(message["rank"], message["size"], requests)
     elif message["do"] == "call":
-        given.check()
-        function = _named(names, message["function"])
+        function = given.find(message["function"])
         value = function(*message["arguments"], **message["keywords"])
-        given.check()
         if requests.failed is not None:
             raise requests.failed
         return {"value": value}
     elif message["do"] == "value":
-        return {"value": _named(names, message["name"])}
+        return {"value": given.find(message["name"])}
     return {}
-
-
-def _named(names: dict[str, Any], name: str) -> Any:
-    if name not in names:
-        raise NameError(f"the answer does not define {name}")
-    return names[name]
-
-
-def _run(name: str, source: str, module: types.ModuleType) -> None:
-    filename = f"<{name}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), module.__dict__)
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 DIR holds the reports (reports.py) and, for the next run of the command:
 
 outcomes/         what each set of answers gave; delete it to run all of them again
-secret.txt        what the hidden checks' seeds and the pseudonyms are made of
+secret.txt        what the hidden checks' seeds are made of
 checked.txt       the solution that has passed its own checks
 lesson.txt        whose results these are
-marks.json        the results under the students' own names
-pseudonyms.csv    which pseudonym is whose
 """
 
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from multigpu.files import atomic, write_json
 from multigpu.grading import (
     grade,
     gradescope,
-    pseudonyms,
     regrade,
     reports,
     roster,
@@ -31,9 +28,7 @@ from multigpu.grading import (
 from multigpu.grading.results import Result
 from multigpu.grading.solution import find
 
-MARKS = "marks.json"
 LESSON = "lesson.txt"
-PSEUDONYMS = "pseudonyms.csv"
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,6 @@ class Options:
     solutions: Path | None = None
     roster: Path | None = None
     assignment: str = ""
-    pseudonyms: bool = False
     regrade: bool = False
     gradescope: Path | None = None
 
@@ -70,36 +64,27 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     _check_hidden(options)
     before = _before(options)
     listed = roster.read(options.roster) if options.roster else []
-    found = submissions.find(options.handed_in, solution.lesson)
-    count = len(found.submissions)
-    if options.gradescope and count != 1:
-        raise UserError(
-            f"--gradescope is for one submission; {options.handed_in} has {count}."
-        )
+    if options.gradescope:
+        found = submissions.find_one(options.handed_in, solution.lesson, "submission")
+    else:
+        found = submissions.find(options.handed_in, solution.lesson)
     absent = roster.compare(listed, found.submissions) if options.roster else []
     try:
         settings = grade.Settings(folder, options.sandbox, options.jobs)
         results = grade.grade(solution, found.submissions, settings, progress)
-        secret = grade.read_secret(folder).encode()
-        shown = pseudonyms.pseudonymized(results, secret) if options.pseudonyms else results
         released = {each.name: solution.released_answer(each) for each in solution.questions}
         title = next(each.title for each in LESSONS if each.slug == solution.lesson)
         reports.write(
-            shown,
-            [] if options.pseudonyms else absent,
+            results,
+            absent,
             folder,
             solution.lesson,
             title,
             released,
             options.assignment,
         )
-        reports.write_results(results, folder / MARKS)
         with atomic(folder / LESSON) as temporary:
             temporary.write_text(solution.lesson + "\n", encoding="utf-8")
-        if options.pseudonyms:
-            table = pseudonyms.key_table([one.student for one in results], secret)
-            with atomic(folder / PSEUDONYMS) as temporary:
-                temporary.write_text(table, encoding="utf-8", newline="")
         if options.gradescope:
             write_json(options.gradescope, gradescope.results(results[0]))
     except OSError as error:
@@ -114,7 +99,7 @@ def _before(options: Options) -> list[Result] | None:
     """The results of the last run, if they are asked for. Raises UserError."""
     if not options.regrade:
         return None
-    path = options.output / MARKS
+    path = options.output / reports.RESULTS
     if not path.exists():
         raise UserError(f"{options.output} holds no marks yet: grade without --regrade first.")
     return reports.read_results(path)

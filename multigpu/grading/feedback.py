@@ -33,7 +33,7 @@ DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
 def write(results: Sequence[Result], folder: Path, lesson: str, title: str) -> list[Path]:
     """Write a page per student into the folder; returns the paths, in the order of results.
 
-    Pages of an earlier grading go: with pseudonyms, they would still show the students' names.
+    Pages of an earlier grading go.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

@@ -136,7 +136,7 @@ class Runner:
     folder: Path
     secret: str
     sandbox: str | None
-    own_needs: bool = False
+    own_needs: bool = False  # of a student's own notebook, which has no outputs
 
     def check_solution(self, times: int) -> None:
         """Raises UserError unless the solution's own answers pass all checks here.
@@ -187,7 +187,7 @@ class Runner:
                 yield id, Outcome(problem="the process that runs the checks ended")
             else:
                 record = marking.record_of(self.folder, by_id[id])
-                yield id, marking.outcome(cells, record)
+                yield id, marking.outcome(cells, record, stored=not self.own_needs)
 
     def _write(self, task: Task) -> Path:
         return marking.write(

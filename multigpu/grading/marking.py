@@ -121,8 +121,11 @@ class Outcome:
         return cls(parts, dict(data["printed"]), data["problem"])
 
 
-def outcome(cells: list[dict[str, Any]], record: Path) -> Outcome:
-    """The outcome of a task, from a job's reply."""
+def outcome(cells: list[dict[str, Any]], record: Path, stored: bool = True) -> Outcome:
+    """The outcome of a task, from a job's reply.
+
+    stored   whether the cells had outputs to compare with, which a student's do not
+    """
     found = Outcome()
     for cell in cells:
         if cell["part"] is None:
@@ -138,9 +141,10 @@ def outcome(cells: list[dict[str, Any]], record: Path) -> Outcome:
         key = each["question"], each["title"]
         found.starved = found.starved or each["starved"]
         status, lines = found.parts.get(key, ("", []))
-        if status == "right" and not each["right"]:
+        if status in ("right", "wrong"):
             # nbval compares text. A student's text must not be able to please it.
-            found.parts[key] = ("wrong", lines)
+            right = each["right"] and (status == "right" or not stored)
+            found.parts[key] = ("right" if right else "wrong", lines)
         text = found.printed.get(each["question"], "")
         # The checks of a question print the same, mostly.
         if each["printed"] not in text:

@@ -6,7 +6,7 @@ Canvas   `doejane_LATE_12345_67890_Name.ipynb`: sortable name, user, upload (can
 Moodle   `Jane Doe_12345_assignsubmission_file/Name.ipynb`, before version 4 with `file_`; or
          `Jane Doe_12345_assignsubmission_file_Name.ipynb`, if "Download submissions in
          folders" is off (mod/assign/classes/downloader.php).
-nbgrader `submitted/STUDENT/ASSIGNMENT/Name.ipynb`.
+nbgrader STUDENT/ASSIGNMENT/Name.ipynb in `submitted`, as in any folder of students.
 
 A student chooses Name, so a file has the form that most notebooks have, or none.
 """
@@ -17,14 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from multigpu.errors import UserError, pluralize
 from multigpu.grading.results import Account
 from multigpu.grading.sources import NO_NAME, File
 
 # The platform's part is at the left; the student's own may look like it, and follows.
 CANVAS = re.compile(
-    r"(?:(?P<late2>LATE)_)?"
-    r"(?:(?P<anon>anon_[0-9A-Za-z]+)|(?P<user>.*?)_(?:(?P<late>LATE|late)_)?(?P<id>\d+))"
+    r"(?:LATE_)?"
+    r"(?:(?P<anon>anon_[0-9A-Za-z]+)|(?P<user>.*?)_(?:(?:LATE|late)_)?(?P<id>\d+))"
     r"_(?:(?P<upload>\d+)_(?P<name>.+)|(?P<page>(?:text|link)\.html))",
     re.DOTALL,
 )
@@ -32,8 +31,6 @@ MOODLE = re.compile(
     r"(?P<user>.*?)_(?P<id>\d+)_assignsubmission_(?P<kind>file|onlinetext)_?(?P<name>.*)",
     re.DOTALL,
 )
-# The folders that nbgrader makes beside `submitted`; they may hold notebooks.
-NBGRADER = ("submitted", "source", "release", "autograded", "feedback")
 # A path below the folder of the submissions, and its file.
 Below = tuple[tuple[str, ...], File]
 
@@ -45,7 +42,6 @@ class HandedIn:
     student   the key: a folder's or a file's name, or `Jane Doe (Moodle 12345)`
     name      the student's own name of the file
     upload    the platform's number, higher for a later upload; 0 if it gives none
-    late      whether Canvas marks it as late
     account   the student's on the platform; None for another source
     """
 
@@ -53,7 +49,6 @@ class HandedIn:
     name: str
     file: File
     upload: int = 0
-    late: bool = False
     account: Account | None = None
 
     @property
@@ -66,16 +61,9 @@ class HandedIn:
         return _is_notebook(self.name)
 
 
-def whose(files: list[File], path: Path, lesson: str) -> tuple[list[HandedIn], list[str]]:
+def whose(files: list[File], path: Path) -> tuple[list[HandedIn], list[str]]:
     """Each file with its student, and notes on files that are nobody's."""
     below = _without_wrapper([(file.parts, file) for file in files], path)
-    submitted = [(parts, file) for parts, file in below if parts[0] == "submitted"]
-    submitted = _inside(submitted, "submitted") or []
-    if _is_nbgrader(submitted, lesson, named=True):
-        found, notes = _nbgrader(submitted, path, lesson)
-        return found, notes + _beside(below)
-    if _is_nbgrader(below, lesson, named=path.resolve().name == "submitted"):
-        return _nbgrader(below, path, lesson)
     form = _form([parts for parts, _ in below])
     found = []
     notes = []
@@ -115,71 +103,19 @@ def _without_wrapper(below: list[Below], path: Path) -> list[Below]:
     several notebooks holds students, too.
     """
     tops = {parts[0] for parts, _ in below}
-    top = tops.pop() if len(tops) == 1 else "submitted"
-    if top == "submitted" or MOODLE.fullmatch(top):
+    inside = [(parts[1:], file) for parts, file in below if len(parts) > 1]
+    top = tops.pop() if len(tops) == 1 else ""
+    if not top or MOODLE.fullmatch(top) or len(inside) < len(below):
         return below
-    notebooks = sum(_is_notebook(parts[-1]) for parts, _ in below)
     is_zip = not path.is_dir()
-    same_name = top == re.sub(r" ?\(\d+\)$", "", path.stem if is_zip else path.resolve().name)
-    return (_inside(below, top) or below) if same_name or (is_zip and notebooks > 1) else below
+    named = path.stem if is_zip else path.resolve().name
+    same_name = top in ("submitted", re.sub(r" ?\(\d+\)$", "", named))
+    notebooks = sum(_is_notebook(parts[-1]) for parts, _ in below)
+    return inside if same_name or (is_zip and notebooks > 1) else below
 
 
 def _is_notebook(name: str) -> bool:
     return name.lower().endswith(".ipynb")
-
-
-def _inside(below: list[Below], folder: str) -> list[Below] | None:
-    """The paths within a folder, if all are; None if not."""
-    if not below or any(len(parts) < 2 or parts[0] != folder for parts, _ in below):
-        return None
-    return [(parts[1:], file) for parts, file in below]
-
-
-def _is_nbgrader(below: list[Below], lesson: str, named: bool) -> bool:
-    """Whether these are STUDENT/ASSIGNMENT/…: no notebook is higher.
-
-    So a student whose own folder looks like this does not change how the others' are read.
-    """
-    notebooks = [parts for parts, _ in below if _is_notebook(parts[-1])]
-    deep = bool(notebooks) and all(len(parts) >= 3 for parts in notebooks)
-    marked = any(
-        len(parts) >= 3 and (parts[1] == lesson or parts[2:] == ("timestamp.txt",))
-        for parts, _ in below
-    )
-    return deep and (named or marked)
-
-
-def _beside(below: list[Below]) -> list[str]:
-    """Notes on the notebooks beside `submitted`, those of nbgrader's own folders aside."""
-    counts = Counter(parts[0] for parts, _ in below if _is_notebook(parts[-1]))
-    return [
-        f"{name} ({pluralize(count, 'notebook')}) was ignored: it is beside the folder "
-        f"submitted; give the folder of the submissions alone"
-        for name, count in counts.items()
-        if name not in NBGRADER
-    ]
-
-
-def _nbgrader(below: list[Below], path: Path, lesson: str) -> tuple[list[HandedIn], list[str]]:
-    """The files STUDENT/ASSIGNMENT/… of the lesson's assignment, and notes on the others."""
-    inside = [(parts, file) for parts, file in below if len(parts) >= 3]
-    assignments = {parts[1] for parts, _ in inside}
-    if len(assignments) > 1 and lesson not in assignments:
-        raise UserError(
-            f"{path} has the assignments {', '.join(sorted(assignments))}, and none is called "
-            f"{lesson}: give the students' folders of one assignment."
-        )
-    wanted = lesson if lesson in assignments else next(iter(assignments), "")
-    students = {parts[0] for parts, _ in below if len(parts) > 1}
-    inside = [(parts, file) for parts, file in inside if parts[1] == wanted]
-    without = sorted(students - {parts[0] for parts, _ in inside})
-    notes = [f"{name} handed in nothing in a folder {wanted}" for name in without]
-    found = [
-        HandedIn(parts[0], "/".join(parts[2:]), file)
-        for parts, file in inside
-        if parts[2:] != ("timestamp.txt",)
-    ]
-    return found, notes
 
 
 def _moodle(parts: tuple[str, ...], file: File) -> HandedIn | None:
@@ -198,10 +134,9 @@ def _canvas(parts: tuple[str, ...], file: File) -> HandedIn | None:
         return None
     number = match["id"] or match["anon"]
     student = f"{match['user'] or 'anonymous'} (Canvas {number})"
-    late = bool(match["late"] or match["late2"])
     upload = int((match["upload"] or "0")[:30])
     name = match["name"] or match["page"]
-    return HandedIn(student, name, file, upload, late, Account("Canvas", number))
+    return HandedIn(student, name, file, upload, Account("Canvas", number))
 
 
 def _plain(parts: tuple[str, ...], file: File) -> HandedIn | None:

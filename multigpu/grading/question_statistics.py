@@ -3,10 +3,9 @@
 Files that could not be graded are left out.
 """
 
-import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from multigpu.errors import pluralize
 from multigpu.grading.csv_cells import number
@@ -43,15 +42,9 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
     discrimination is the correlation of the points for it with the points for the rest of the
     same student's work: the item-rest correlation (S. Henrysson, Correction of item-total
-    correlations in item analysis, Psychometrika 28, 1963). A check is right or wrong, so there
-    it is the point-biserial correlation
-
-        r = (M1 - M0) / s * sqrt(p q)
-
-    with M1 and M0 the means of the rest of those who have it right and wrong, s the standard
-    deviation of the rest (divided by n), and p and q = 1 - p the shares of right and wrong.
-    Below 0.2, look at the question (a common rule of thumb); below 0, better students get it
-    wrong. It is not defined for fewer than three students, or if all have the same.
+    correlations in item analysis, Psychometrika 28, 1963). Below 0.2, look at the question (a
+    common rule of thumb); below 0, better students get it wrong. It is not defined for fewer
+    than three students, or if all have the same.
     """
     results = [one for one in results if not one.problem]
     found = []
@@ -107,26 +100,10 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Pearson's r of the pairs; None if there are fewer than three, or a side is constant."""
     if len(pairs) < MIN_STUDENTS:
         return None
-    firsts, seconds = zip(*pairs, strict=True)
-    mean_first = sum(firsts) / len(pairs)
-    mean_second = sum(seconds) / len(pairs)
-    square_first = sum((value - mean_first) ** 2 for value in firsts)
-    square_second = sum((value - mean_second) ** 2 for value in seconds)
-    # Rounding can make the sum for equal values a little more than 0.
-    if min(square_first, square_second) < 1e-12:
+    try:
+        return statistics.correlation(*zip(*pairs, strict=True))
+    except statistics.StatisticsError:  # a side is constant
         return None
-    product = sum((a - mean_first) * (b - mean_second) for a, b in pairs)
-    return max(-1.0, min(1.0, product / math.sqrt(square_first * square_second)))
-
-
-def to_json(results: Sequence[Result]) -> dict[str, Any]:
-    """A dict for json.dump: how many students, how many files not read, and the rows."""
-    unread = sum(bool(one.problem) for one in results)
-    return {
-        "students": len(results) - unread,
-        "not readable": unread,
-        "rows": [asdict(row) for row in rows(results)],
-    }
 
 
 def mean_total(results: Sequence[Result]) -> float | None:

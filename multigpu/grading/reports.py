@@ -2,8 +2,8 @@
 
 gradebook.csv, canvas.csv, moodle.csv      points (gradebook.py)
 results.json                               everything; what --regrade compares with
-statistics.txt, statistics.json            per question (question_statistics.py)
-similarity.txt, similarity.json            answers that are alike (similarity.py)
+statistics.txt                             per question (question_statistics.py)
+similarity.txt                             answers that are alike (similarity.py)
 feedback/STUDENT.html, feedback/index.csv  for the students; which page is whose (feedback.py)
 """
 
@@ -16,6 +16,8 @@ from multigpu.files import atomic, write_json
 from multigpu.grading import feedback, question_statistics, similarity
 from multigpu.grading.gradebook import canvas, gradebook, moodle
 from multigpu.grading.results import Result
+
+RESULTS = "results.json"
 
 
 def write(
@@ -36,7 +38,6 @@ def write(
     assignment   the column's name in Canvas; the title, if it is empty
     """
     (folder / "feedback").mkdir(parents=True, exist_ok=True)
-    alike = similarity.pairs(results, released)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
         "gradebook.csv": "\ufeff" + gradebook(results, absent),
@@ -44,7 +45,7 @@ def write(
         "canvas.csv": canvas(results, assignment or title),
         "moodle.csv": moodle(results),
         "statistics.txt": question_statistics.text(results),
-        "similarity.txt": similarity.text(alike),
+        "similarity.txt": similarity.text(similarity.pairs(results, released)),
     }
     written = []
     for name, text in texts.items():
@@ -52,17 +53,9 @@ def write(
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
         written.append(folder / name)
-    statistics = question_statistics.to_json(results)
-    written.append(write_json(folder / "statistics.json", statistics))
-    pairs = [pair.to_json() for pair in alike]
-    written.append(write_json(folder / "similarity.json", pairs))
-    written.append(write_results(results, folder / "results.json"))
+    data = [one.to_json() for one in results]
+    written.append(write_json(folder / RESULTS, data))
     return written + feedback.write(results, folder / "feedback", lesson, title)
-
-
-def write_results(results: Sequence[Result], path: Path) -> Path:
-    """Write the results as JSON."""
-    return write_json(path, [one.to_json() for one in results])
 
 
 def read_results(path: Path) -> list[Result]:

@@ -15,7 +15,6 @@ class Kind(StrEnum):
     """What a note is about."""
 
     FILES = "several files"
-    LATE = "late"
     NOT_LISTED = "not on the roster"
     NO_ANSWER = "no answer cell"
     OTHER = "other"

@@ -15,6 +15,7 @@ from multigpu.errors import UserError
 from multigpu.grading.csv_cells import plain
 from multigpu.grading.results import Kind, Note
 from multigpu.grading.submissions import Submission
+from multigpu.grading.texts import one_line
 
 MAX_BYTES = 16 << 20
 # Where a comma separates decimals, spreadsheets write semicolons between cells.
@@ -31,7 +32,7 @@ class Listed:
     number: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.number})" if self.number else self.name
+        return f"{self.name} ({self.number})".strip() if self.number else self.name
 
 
 def read(path: Path) -> list[Listed]:
@@ -60,7 +61,7 @@ def read(path: Path) -> list[Listed]:
     for line, row in enumerate(rows[1:], 2):
         one = Listed(_cell(row, student), _cell(row, number).removeprefix("Participant "))
         # Canvas's second row has the most points.
-        if not one.name or one.name == "Points Possible":
+        if not (one.name or one.number) or one.name == "Points Possible":
             continue
         if one in found:
             raise UserError(
@@ -71,24 +72,29 @@ def read(path: Path) -> list[Listed]:
 
 
 def _cell(row: Sequence[str], column: int | None) -> str:
-    return plain(row[column].strip()) if column is not None and column < len(row) else ""
+    there = column is not None and column < len(row)
+    return one_line(plain(row[column].strip())) if there else ""
 
 
 def compare(roster: Iterable[Listed], submissions: Iterable[Submission]) -> list[str]:
     """The students who have handed in nothing; those not on the roster get a note."""
     left = list(roster)
-    for one in submissions:
-        number = one.account.number if one.account else ""
-        mine = next(
-            (
-                each
-                for each in left
-                if (number and each.number == number) or each.name == one.student
-            ),
-            None,
-        )
-        if mine is None:
-            one.notes.append(Note("not on the roster", Kind.NOT_LISTED))
-        else:
-            left.remove(mine)
+    unknown = list(submissions)
+    # All numbers come before all names: another student may have the same name.
+    for is_of in (_by_number, _by_name):
+        for one in list(unknown):
+            mine = next((each for each in left if is_of(each, one)), None)
+            if mine is not None:
+                left.remove(mine)
+                unknown.remove(one)
+    for one in unknown:
+        one.notes.append(Note("not on the roster", Kind.NOT_LISTED))
     return [str(each) for each in left]
+
+
+def _by_number(listed: Listed, one: Submission) -> bool:
+    return one.account is not None and listed.number == one.account.number
+
+
+def _by_name(listed: Listed, one: Submission) -> bool:
+    return bool(listed.name) and listed.name == one_line(one.student)

@@ -22,7 +22,6 @@ LINK = "it is a symbolic link, which is not followed"
 FOLDER = "it is a folder, not a file"
 SPECIAL = "it is not a regular file"
 NO_NAME = "(no name)"
-EMPTY = "is an empty folder: nothing was handed in there"
 SKIPPED = ("__MACOSX", "__pycache__")
 
 
@@ -198,14 +197,10 @@ class _Walk:
         except OSError as error:
             self.note(names, f"was ignored: {error.strerror}")
             return left
-        files = len(self.found.files)
-        notes = len(self.found.notes)
         try:
             rest = self.enter(inner, names, self.limits.entries if own_limit else left)
         finally:
             os.close(inner)
-        if own_limit and (files, notes) == (len(self.found.files), len(self.found.notes)):
-            self.note(names, EMPTY)
         return left if own_limit else rest
 
     def note(self, names: tuple[bytes, ...], text: str) -> None:
@@ -252,7 +247,6 @@ def _listed(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
         )
     found = Files()
     seen_folders: set[tuple[str, ...]] = set()
-    folders_alone: list[tuple[str, ...]] = []
     for entry in entries:
         name = _zip_name(entry)
         raw = name.replace("\\", "/")
@@ -276,24 +270,11 @@ def _listed(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
             if len(parts) > limits.depth + 1:
                 deep = f"it is more than {limits.depth} folders deep"
                 found.notes.append(f"{'/'.join(parts)} was ignored: {deep}")
-            elif is_folder:
-                folders_alone.append(parts)
-            else:
+            elif not is_folder:
                 found.files.append(_zipped(archive, entry, parts, limits))
-    found.notes += [f"{'/'.join(parts)} {EMPTY}" for parts in _empty(folders_alone, found)]
     # Stable: of two entries with one name, the second is the later one.
     found.files.sort(key=lambda file: file.parts)
     return found
-
-
-def _empty(folders: list[tuple[str, ...]], found: Files) -> list[tuple[str, ...]]:
-    """The highest folders that hold no file, as deep as a student's folder is."""
-    full = {file.parts[:depth] for file in found.files for depth in range(len(file.parts))}
-    highest = {
-        next((folder[:depth] for depth in (1, 2, 3) if folder[:depth] not in full), folder)
-        for folder in folders
-    }
-    return sorted(folder for folder in highest if folder not in full and len(folder) <= 3)
 
 
 def _zipped(

@@ -2,7 +2,7 @@
 
     anna.ipynb, ben.ipynb                       the file's name is the student's key
     anna/any name.ipynb, ben/work.ipynb         the folder's name is
-    submitted/anna/05-ddp-cluster/work.ipynb    nbgrader; its root or `submitted` can be given
+    submitted/anna/05-ddp-cluster/work.ipynb    nbgrader's folder `submitted`
     submissions.zip                             of Canvas or Moodle, or of a folder as above
 
 A zip is not unpacked, and nothing is written. A student who handed in something that cannot be
@@ -59,15 +59,15 @@ def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
     """
     limits = limits or Limits()
     with sources.opened(path, limits) as tree:
-        handed_in, ignored = platforms.whose(tree.files, path, lesson)
+        handed_in, ignored = platforms.whose(tree.files, path)
         by_student: dict[str, list[HandedIn]] = {}
         for each in handed_in:
             by_student.setdefault(each.student, []).append(each)
         chosen = {student: choose(each, lesson) for student, each in by_student.items()}
         if not any(each.is_notebook for each in handed_in):
             raise UserError(
-                f"{path} has no notebook: expected STUDENT.ipynb, STUDENT/NAME.ipynb, "
-                f"submitted/STUDENT/ASSIGNMENT/NAME.ipynb, or a zip from Canvas or Moodle."
+                f"{path} has no notebook: expected STUDENT.ipynb, STUDENT/NAME.ipynb, or a "
+                f"zip from Canvas or Moodle."
             )
         total = sum(min(one.file.size, limits.file_bytes) for one in chosen.values())
         if total > limits.total_bytes:
@@ -81,6 +81,17 @@ def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
             submissions.append(_read(one, by_student[student], limits))
         doubles = _refuse_doubles(submissions)
     return Found(submissions, tree.notes + ignored + doubles)
+
+
+def find_one(path: Path, lesson: str, student: str) -> Found:
+    """Read a folder that has the files of one student, such as Gradescope's."""
+    limits = Limits()
+    with sources.opened(path, limits) as tree:
+        handed_in = [HandedIn(student, file.path, file) for file in tree.files]
+        if not handed_in:
+            return Found([Submission(student, "", problem="no notebook was handed in")])
+        one = _read(choose(handed_in, lesson), handed_in, limits)
+    return Found([one], tree.notes)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
@@ -101,9 +112,13 @@ def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
 
 
 def _is_named(name: str, lesson: str) -> bool:
-    """Whether a file is named like the lesson; -1 and (1) are of platforms and browsers."""
-    stem = name.rpartition("/")[2].removesuffix(".ipynb")
-    return re.sub(r"(-\d+| ?\(\d+\))+$", "", stem) == lesson
+    """Whether a file, or a folder of it, is named like the lesson.
+
+    -1 and (1) are of platforms and browsers.
+    """
+    *folders, last = name.split("/")
+    stem = re.sub(r"(-\d+| ?\(\d+\))+$", "", last.removesuffix(".ipynb"))
+    return lesson in (stem, *folders)
 
 
 def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submission:
@@ -119,8 +134,6 @@ def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submissio
     else:
         names = sorted(other.name for other in handed_in)
         submission.problem = f"no notebook was handed in, only {_listed(names)}"
-    if one.late:
-        submission.notes.append(Note("Canvas marks it as late", Kind.LATE))
     return submission
 
 

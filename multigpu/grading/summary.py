@@ -12,7 +12,6 @@ NAMED = 10
 HEADINGS = {
     Kind.NO_ANSWER: "without any answer cell of this lesson",
     Kind.FILES: "several files by one student",
-    Kind.LATE: "marked late by Canvas",
     Kind.NOT_LISTED: "not on the roster",
 }
 

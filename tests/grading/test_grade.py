@@ -187,6 +187,26 @@ def test_a_stored_outcome_that_is_damaged_is_made_again(small, tmp_path, pool):
     assert graded(small, submissions, tmp_path / "out", pool)["a"] == first["a"]
 
 
+@pytest.mark.parametrize(
+    ("by_nbval", "by_record", "stored", "expected"),
+    [
+        ("right", True, True, "right"),
+        ("right", False, True, "wrong"),
+        ("wrong", True, True, "wrong"),
+        ("wrong", True, False, "right"),
+        ("blocked", True, False, "blocked"),
+    ],
+)
+def test_a_status_needs_the_record(tmp_path, by_nbval, by_record, stored, expected):
+    """nbval compares text, which a student's text could be made to equal."""
+    said = {"question": "mean", "title": "t", "right": by_record}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps([said | {"starved": False, "printed": ""}]))
+    cells = [{"part": ["mean", "t"], "status": by_nbval, "lines": ["right: it is"]}]
+    found = marking.outcome(cells, record, stored)
+    assert found.parts["mean", "t"] == (expected, ["right: it is"])
+
+
 def test_what_had_no_core_runs_again_alone(small, tmp_path, monkeypatch):
     """The second run of b is right; its first one was late while a ran."""
     runs = []
@@ -204,7 +224,7 @@ def test_what_had_no_core_runs_again_alone(small, tmp_path, monkeypatch):
         "c": [Outcome(problem="the job ended"), Outcome(problem="the job ended")],
     }
     monkeypatch.setattr(marking, "record_of", lambda folder, task: task.id)
-    monkeypatch.setattr(marking, "outcome", lambda cells, id: outcomes[id].pop(0))
+    monkeypatch.setattr(marking, "outcome", lambda cells, id, stored: outcomes[id].pop(0))
     runner = grade.Runner(small, Jobs(), tmp_path, "secret", None)
     found = {}
     tasks = [marking.Task(id, {}) for id in outcomes]
@@ -278,13 +298,10 @@ def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run, monke
     (class_of_three / "carl.ipynb").write_bytes(notebook(small, RIGHT))
     checks = []
     monkeypatch.setattr(grade.Runner, "check_solution", lambda *_, times: checks.append(times))
-    lines = run(replace(given, regrade=True, pseudonyms=True))
+    lines = run(replace(given, regrade=True))
     assert not checks, "the solution has been checked already"
     assert any("carl" in line for line in lines)
     assert not any("ben" in line for line in lines)
-    names = (given.output / "pseudonyms.csv").read_text()
-    assert "ben" in names
-    assert "ben" not in (given.output / "results.json").read_text()
     assert sorted(totals(given.output).values()) == ["6", "9", "9"]
 
 

@@ -1,9 +1,10 @@
-"""The roster, Gradescope's file, pseudonyms, and what the command says."""
+"""The roster, Gradescope's file, and what the command says."""
 
 import csv
 import io
 import json
 import re
+import shutil
 
 import pytest
 import small_exercise
@@ -12,80 +13,11 @@ from handed_in import notebook, write
 
 from multigpu.cli import exercises
 from multigpu.errors import UserError
-from multigpu.grading import batch, grade, gradescope, pseudonyms, roster
-from multigpu.grading.csv_cells import cell
-from multigpu.grading.feedback import page
-from multigpu.grading.gradebook import canvas, gradebook, moodle
+from multigpu.grading import batch, grade, gradescope, roster
 from multigpu.grading.marking import Outcome
-from multigpu.grading.results import Account, Kind, Note, Result
+from multigpu.grading.results import Account
 from multigpu.grading.submissions import Submission
 from multigpu.grading.transplant import take
-
-SECRET = b"a secret of 16 bytes or more"
-
-
-def test_pseudonyms_are_stable_and_need_the_secret():
-    first = pseudonyms.pseudonym("anna", SECRET)
-    assert first == pseudonyms.pseudonym("anna", SECRET)
-    assert re.fullmatch(r"student-[0-9a-z]{10}", first)
-    assert first != pseudonyms.pseudonym("anna", SECRET + b"x")
-    assert len({pseudonyms.pseudonym(str(n), SECRET) for n in range(5_000)}) == 5_000
-    with pytest.raises(UserError, match="16"):
-        pseudonyms.pseudonym("anna", b"short")
-
-
-def test_no_report_names_a_student_with_a_pseudonym():
-    student = "Jane Doe (Moodle 12345)"
-    graded = result(
-        student,
-        question("first", "rw", notes=["first: there are two answer cells"]),
-        account=Account("Moodle", "12345"),
-        notes=[
-            Note("a.ipynb was graded; also handed in, and left out: Jane Doe 2.ipynb"),
-            Note("Jane.ipynb (upload 12345) was graded"),
-            Note(student, Kind.LATE),
-        ],
-    )
-    [hidden] = pseudonyms.pseudonymized([graded], SECRET)
-    reports = [
-        gradebook([hidden]),
-        canvas([hidden], "x"),
-        moodle([hidden]),
-        page(hidden, "x", "x"),
-        json.dumps(hidden.to_json()),
-    ]
-    for text in reports:
-        assert "Jane" not in text
-        assert "12345" not in text
-        assert hidden.student in text
-    assert "there are two answer cells" in page(hidden, "x", "x")
-    assert hidden.earned == graded.earned
-    assert graded.student == student, "the result given is not changed"
-    assert Result.from_json(json.loads(json.dumps(hidden.to_json()))) == hidden
-
-
-def test_a_short_name_changes_no_other_word():
-    graded = result("a", question("first", "r"), notes=[Note("a was late, as was Anna")])
-    [hidden] = pseudonyms.pseudonymized([graded], SECRET)
-    assert hidden.notes == [Note(f"{hidden.student} was late, as was Anna")]
-
-
-def test_a_file_maps_pseudonyms_back():
-    students = ["anna", "=ben", 'O"Brien']
-    rows = list(csv.reader(io.StringIO(pseudonyms.key_table(students, SECRET))))
-    assert rows[0] == ["pseudonym", "student"]
-    assert {row[1] for row in rows[1:]} == {cell(student) for student in students}
-    assert {row[0] for row in rows[1:]} == {
-        pseudonyms.pseudonym(student, SECRET) for student in students
-    }
-
-
-def test_the_order_of_pseudonyms_says_nothing():
-    graded = [result(f"s{n:03}", question("q", "r")) for n in range(50)]
-    hidden = pseudonyms.pseudonymized(graded, SECRET)
-    names = [one.student for one in hidden]
-    assert names == sorted(names)
-    assert names != [pseudonyms.pseudonym(one.student, SECRET) for one in graded]
 
 
 def options(tmp_path, **more):
@@ -159,6 +91,18 @@ def test_the_roster_finds_a_platforms_number(tmp_path):
     assert not here.notes
 
 
+def test_a_number_on_the_roster_goes_before_a_name(tmp_path):
+    path = tmp_path / "roster.csv"
+    path.write_text("Student,ID\nJane,1\nJane,2\n,3\nJose\u0301,\n", encoding="utf-8")
+    here = [
+        Submission("Jane", "x.ipynb"),
+        Submission("Jane (Canvas 1)", "x.ipynb", account=Account("Canvas", "1")),
+        Submission("Jos\xe9", "x.ipynb"),
+    ]
+    assert roster.compare(roster.read(path), here) == ["(3)"]
+    assert not any(one.notes for one in here)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -178,17 +122,29 @@ def test_a_roster_that_cannot_be_used(tmp_path, not_run, text, named):
     assert not not_run
 
 
-def test_gradescopes_results(tmp_path, not_run):
-    path = tmp_path / "results.json"
-    with pytest.raises(UserError, match=r"for one submission; .* has 2"):
-        run(options(tmp_path, gradescope=path))
-    given = options(tmp_path, gradescope=path)
-    (tmp_path / "class" / "ben.ipynb").unlink()
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["anna.ipynb"], ""),
+        (["anna.ipynb", "05-ddp-cluster.ipynb"], "05-ddp-cluster.ipynb was graded"),
+        (["notes.txt"], "no notebook was handed in"),
+        ([], "no notebook was handed in"),
+    ],
+)
+def test_gradescopes_folder_is_one_students(tmp_path, not_run, files, said):
+    given = options(tmp_path, gradescope=tmp_path / "results.json")
+    shutil.rmtree(given.handed_in)
+    given.handed_in.mkdir()
+    for name in files:
+        write(given.handed_in / name)
     run(given)
-    found = json.loads(path.read_text())
+    found = json.loads((tmp_path / "results.json").read_text())
     assert found["score"] == 0
     assert sum(test["max_score"] for test in found["tests"]) == 9
+    assert said in found["output"]
 
+
+def test_gradescopes_results():
     one = result("anna", question("first", "rw", "w"))
     tests = gradescope.results(one)["tests"]
     assert [test["score"] for test in tests] == [2, 0, 0]

@@ -4,14 +4,26 @@
 # Three small questions, one of each kind: on several ranks, a value, a plain function.
 # %%
 # setup
-import torch
-
 from multigpu.exercise import Exercise
 
 exercise = Exercise("attacks", seconds=5)
 # %%
 # given
+import torch
 import torch.distributed as dist
+
+
+class Scale:
+    """A check uses it by way of `doubled`."""
+
+    def factor(self):
+        return 2.0
+
+
+def doubled(numbers, times=1):
+    """Twice the `total` of the answer."""
+    return torch.mul(torch.tensor(sum([total(numbers)] * times)), Scale().factor()).item()
+
 
 # %% [markdown]
 # ## 1. The mean over ranks (4 points)
@@ -71,4 +83,4 @@ with exercise.check("total", "three numbers", points=1) as student:
 # %%
 with exercise.check("total", "other numbers", points=3, hidden=True) as student:
     numbers = [student.random.random() for _ in range(student.random.randint(4, 9))]
-    student.close_to(student.call("total", numbers), sum(numbers), "it is the sum")
+    student.close_to(student.call("doubled", numbers), 2 * sum(numbers), "it is the sum")

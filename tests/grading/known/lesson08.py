@@ -69,7 +69,14 @@ def train(w, batches, rate):
 """
 
 
-EQUAL, MORE, OTHER_WORKERS = "equal numbers of batches", "one batch more", "other workers"
+NEXT = """    counts = [torch.zeros_like(steps) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, steps)
+    steps = max(steps, counts[(dist.get_rank() + 1) % len(counts)])"""
+EQUAL, MORE, OTHER_WORKERS = (
+    "equal numbers of batches, or none",
+    "one batch more",
+    "other workers",
+)
 MOST = "    dist.all_reduce(steps, dist.ReduceOp.MAX)"
 OWN = "batches[step] if step < len(batches) else torch.zeros(0)"
 
@@ -281,13 +288,13 @@ def read(o, b, ws, w):
 def train(w, batches, rate):
     return broken_train(w, batches, rate)
 """,
-        (MORE, OTHER_WORKERS),
+        (EQUAL, MORE, OTHER_WORKERS),
     ),
     Known(
         "as many steps as the worker with the fewest",
         "train",
         train("    dist.all_reduce(steps, dist.ReduceOp.MIN)", "batches[step]"),
-        (MORE, OTHER_WORKERS),
+        (EQUAL, MORE, OTHER_WORKERS),
     ),
     Known(
         "only workers with numbers call it",
@@ -306,13 +313,13 @@ def train(w, batches, rate):
         weights.append(w)
     return weights
 """,
-        (MORE, OTHER_WORKERS),
+        (EQUAL, MORE, OTHER_WORKERS),
     ),
     Known(
         "the last batch again",
         "train",
         train(MOST, "batches[min(step, len(batches) - 1)]"),
-        (MORE, OTHER_WORKERS),
+        (EQUAL, MORE, OTHER_WORKERS),
     ),
     Known(
         "divided by the own numbers",
@@ -324,6 +331,12 @@ def train(w, batches, rate):
         "the empty batch is made from the first one",
         "train",
         train(MOST, "batches[step] if step < len(batches) else batches[0][:0]"),
+        (EQUAL, OTHER_WORKERS),
+    ),
+    Known(
+        "as many steps as itself or the next worker",
+        "train",
+        train(NEXT, OWN),
         (OTHER_WORKERS,),
     ),
     Known(

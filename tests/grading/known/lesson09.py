@@ -214,7 +214,7 @@ KNOWN = [
         + """        if dist.get_rank() == 0:
             trainer.should_stop = self.waited >= self.patience
 """,
-        (RISES, LOSSES),
+        (ONE_RANK, RISES, LOSSES),
     ),
     Known(
         "the mean on rank 0 only",
@@ -259,7 +259,7 @@ KNOWN = [
         "never stops",
         "early_stopping",
         STOP + "        trainer.should_stop = False\n",
-        (RISES, LOSSES),
+        (ONE_RANK, RISES, LOSSES),
     ),
     Known(
         "waits one epoch too long",
@@ -269,7 +269,7 @@ KNOWN = [
         + BEST
         + """        trainer.should_stop = self.waited > self.patience
 """,
-        (RISES, LOSSES),
+        (ONE_RANK, RISES, LOSSES),
     ),
     Known(
         "the counter is not set back",

@@ -1,0 +1,115 @@
+"""What checks rely on in a student's process, kept from the answer that runs there.
+
+Python hides nothing within a process: an answer that walks the stack or writes into memory
+comes past all of this. lessons/INSTRUCTORS.md says what remains.
+"""
+
+import builtins
+import ctypes
+import functools
+import linecache
+import sys
+import types
+from typing import Any
+
+SEALED = ("torch", "multigpu", "builtins", "functools", "math")
+# In CPython's struct of a class, on 64 bit: where tp_flags is, and a flag of it.
+TYPE_FLAGS = 168
+IMMUTABLE_TYPE = 1 << 8
+
+
+class Given:
+    """The cells that are given, and the answer beside them.
+
+    The given cells run in a namespace of their own, which has its own built-in functions. The
+    answer gets copies of the functions, and classes that it cannot change. So a check that
+    calls a given function calls what was given, also if the answer defines the name, or
+    replaces it for a moment.
+
+    names    of the given cells, and after them what the answer defines beside these
+    answer   the names that the answer sees
+    """
+
+    def __init__(self, answer: dict[str, Any]):
+        self.answer = answer
+        built_in = dict(vars(builtins))
+        self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": built_in}
+        self.own = set(self.names)
+
+    def run(self, name: str, source: str) -> None:
+        """Run a cell that is given."""
+        run_cell(name, source, self.names)
+        for key, value in self.names.items():
+            if key in ("__name__", "__builtins__"):
+                continue
+            if isinstance(value, type) and value.__module__ == "__main__":
+                _make_immutable(value)
+            self.answer[key] = self._copy(value)
+        self.own = set(self.names)
+
+    def find(self, name: str) -> Any:
+        """The function that a check calls. Raises NameError if nothing defines it."""
+        built_in = self.names["__builtins__"].keys()
+        new = self.answer.keys() - self.own - built_in
+        self.names |= {key: self.answer[key] for key in new}
+        if name not in self.names and name not in self.answer:
+            raise NameError(f"the answer does not define {name}")
+        return self.names[name] if name in self.names else self.answer[name]
+
+    def _copy(self, value: Any) -> Any:
+        """A given function as one of the answer's namespace; any other value as it is."""
+        if not isinstance(value, types.FunctionType) or value.__globals__ is not self.names:
+            return value
+        made = types.FunctionType(
+            value.__code__,
+            self.answer,
+            value.__name__,
+            value.__defaults__,
+            value.__closure__,
+        )
+        made.__kwdefaults__ = value.__kwdefaults__ and dict(value.__kwdefaults__)
+        made = functools.update_wrapper(made, value)
+        del made.__wrapped__  # the one that checks call
+        return made
+
+
+def run_cell(name: str, source: str, names: dict[str, Any]) -> None:
+    """Execute a cell's text; errors name the cell and show its lines."""
+    filename = f"<{name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), names)
+
+
+def _make_immutable(cls: type) -> None:
+    """Let Python refuse to set a class's attributes, as it does for built-in classes."""
+    flags = ctypes.c_ulong.from_address(id(cls) + TYPE_FLAGS)
+    if flags.value == cls.__flags__:  # elsewhere in another Python
+        flags.value |= IMMUTABLE_TYPE
+
+
+class _Sealed(types.ModuleType):
+    """A module whose attributes a cell cannot set; the library's own code can."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse(name)
+        super().__delattr__(name)
+
+    @property
+    def __dict__(self) -> types.MappingProxyType:
+        return types.MappingProxyType(super().__dict__)
+
+    def _refuse(self, name: str) -> None:
+        # frame 1 is __setattr__
+        if sys._getframe(2).f_globals.get("__name__") == "__main__":
+            raise AttributeError(f"leave {self.__name__}.{name} as it is: checks rely on it")
+
+
+def seal_modules() -> None:
+    """Seal the imported modules that checks rely on."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in SEALED and type(module) is types.ModuleType:
+            module.__class__ = _Sealed
