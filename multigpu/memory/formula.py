@@ -75,7 +75,7 @@ class Model:
 
 
 # Layers, hidden units and heads of Brown et al. (2020), "Language Models are Few-Shot
-# Learners", table 2.1; 1.3b has 16 heads here, and 13b 5,120 hidden units, so that heads divide.
+# Learners", table 2.1; 1.3b has 16 heads here, and 13b 5,120 hidden units: heads divide.
 MODELS = {
     "gpt-125m": Model(12, 768, 12),
     "gpt-350m": Model(24, 1024, 16),
