@@ -91,7 +91,7 @@ def read_tokens(path=None):
     order = np.random.RandomState(0).permutation(len(digits.target))[:1437]
     data = {"x_train": digits.images[order] / 16, "y_train": digits.target[order]}
     data = np.load(path) if path else data
-    pixels = torch.as_tensor(data["x_train"] * 16).round().flatten(1)
+    pixels = torch.as_tensor(data["x_train"] * 16).round().clamp(0, 16).flatten(1)
     return torch.cat([torch.as_tensor(data["y_train"])[:, None] + 17, pixels], 1).long()
 
 
