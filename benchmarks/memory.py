@@ -84,11 +84,12 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def layer_of_adan(heads: int, hidden: int) -> tuple[float, float]:
-    """MB that one layer adds: by the formula, and with what that program keeps beside it.
+    """MB that one layer adds: by the formula, and with what GPT-2 keeps beside it.
 
-    Both are of a first step, which has no gradients and no optimizer state at its peak. Beside
-    the formula, Hugging Face's GPT-2 keeps masks and outputs of dropout (2 sbh + 5 as²b), and
-    three tensors of 4 sbh elements, because its GELU consists of several operations.
+    The source does not name its program. Both are of a first step in 32 bit, whose peak has no
+    gradients and no optimizer state yet: the figures agree with that, and not with a later
+    step. Hugging Face's GPT-2 keeps masks and outputs of dropout (2 sbh + 5 as²b), and three
+    tensors of 4 sbh elements, because its GELU consists of several operations.
     """
     step = Step(Model(1, hidden, heads), Training(attention="math"), GPUS[GPU])
     own = 4 * step.model.block + step.whole_block()
