@@ -26,31 +26,35 @@ import torch
 from torch import nn
 
 
+class Graph:
+    """Is in memory as long as the graph of a step."""
+
+
 class Noted(torch.autograd.Function):
-    """The identity, whose backward needs its input: it is in memory as long as the graph."""
+    """The identity; its node in the graph has a Graph, to which `graphs` gets a reference."""
 
     @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
+    def forward(ctx, x, graphs):
+        ctx.graph = Graph()
+        graphs.append(weakref.ref(ctx.graph))
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return gradient, None
 
 
 def graphs_alive(note, steps=20):
     """How many graphs are in memory after `steps` steps; note(loss, so_far) returns so_far."""
     weight = torch.ones(3, requires_grad=True)
-    saved = []
+    graphs = []
     so_far = None
     for _ in range(steps):
-        loss = Noted.apply(weight * torch.rand(3)).sum()
-        saved.append(weakref.ref(loss.grad_fn))
+        loss = Noted.apply(weight * torch.rand(3), graphs).sum()
         so_far = note(loss, so_far)
         del loss
     gc.collect()
-    return sum(reference() is not None for reference in saved)
+    return sum(reference() is not None for reference in graphs)
 
 
 def losses(loss, so_far):
@@ -83,6 +87,7 @@ with exercise.check("guess_graphs", "losses", points=1) as student:
         graphs_alive(losses),
         "the graphs that the list of losses keeps",
         "a loss has a grad_fn: to what does that lead?",
+        within=0,
     )
 
 # %% jupyter={"source_hidden": true}
@@ -92,6 +97,7 @@ with exercise.check("guess_graphs", "average", points=1) as student:
         graphs_alive(average),
         "the graphs that the moving average keeps",
         "of what is the new average computed?",
+        within=0,
     )
 
 # %% jupyter={"source_hidden": true}
@@ -101,6 +107,7 @@ with exercise.check("guess_graphs", "detached", points=1) as student:
         graphs_alive(detached),
         "the graphs that the list of detached losses keeps",
         "what does detach leave out?",
+        within=0,
     )
 
 # %% [markdown]
@@ -233,7 +240,7 @@ def gradients(x, drop, checkpointed):
 
 
 # %%
-# answer: Checkpoint
+# answer: checkpoint
 class Checkpoint(torch.autograd.Function):
     """block(x), of which only x is kept."""
 
@@ -262,20 +269,20 @@ class Checkpoint(torch.autograd.Function):
 
 
 # %%
-with exercise.check("Checkpoint", "gradients", points=2) as student:
+with exercise.check("checkpoint", "gradients", points=2) as student:
     x = torch.randn(4, 6, generator=student.generator)
     plain, _ = gradients(x, 0.0, False)
     found, _ = student.call("gradients", x, 0.0, True)
     student.close_to(found, plain, "the gradients of x, weight and bias", atol=1e-6)
 
 # %%
-with exercise.check("Checkpoint", "computed twice", points=2) as student:
+with exercise.check("checkpoint", "computed twice", points=2) as student:
     x = torch.randn(4, 6, generator=student.generator)
     _, modes = student.call("gradients", x, 0.0, True)
     student.equal(modes, [False, True], "the first forward is not recorded, the second one is")
 
 # %%
-with exercise.check("Checkpoint", "random numbers", points=2, hidden=True) as student:
+with exercise.check("checkpoint", "random numbers", points=2, hidden=True) as student:
     x = torch.randn(4, 6, generator=student.generator)
     plain, _ = gradients(x, 0.5, False)
     found, _ = student.call("gradients", x, 0.5, True)
