@@ -15,6 +15,6 @@ if __name__ == "__main__":
     for way in ("none", "full"):
         training = Training(4, attention="math", checkpointing=way)
         steps[f"checkpointing: {way}"] = over_time(MODELS["gpt-1.3b"], training)
-    title = "Checkpointing takes the activations away, and a longer step (A100, simulated)"
+    title = "Checkpointing: fewer activations, a longer step (A100, simulated)"
     figure = draw_over_time(steps, title)
     print(plots.save(figure, Path(__file__).with_name("over-time.png")).name)
