@@ -110,8 +110,7 @@ class Training:
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:
-                hint = did_you_mean(value, known) or f"give {' or '.join(known)}."
-                raise UserError(f"{name} is {value!r}: {hint}")
+                raise UserError(f"{name} is {value!r}: give {' or '.join(known)}.")
 
 
 def find_model(name: str) -> Model:
