@@ -86,6 +86,49 @@ def fidelity() -> list[str]:
     return rows
 
 
+def memory() -> list[str]:
+    """The peaks of the cases, then the published ones beside the formula, with the reason."""
+    found = report("memory")
+    rows = []
+    for row in found["rows"]:
+        how = [row[name] for name in ("optimizer", "precision", "checkpointing", "attention")]
+        gib = " | ".join(f"{row[name] / 2**30:.2f}" for name in ("formula", "meter", "report"))
+        name = f"{row['model']}, {row['batch']} × 2,048 tokens, {', '.join(how)}"
+        rows.append(f"| {name} | {gib} | {row['error']:.2%} |")
+    return rows
+
+
+def published_memory() -> list[str]:
+    found = report("memory")
+    rows = [
+        f"| a layer more, GPT-2 of {row['hidden']} hidden units and {row['heads']} heads, "
+        f"A100, [Adan](https://github.com/sail-sg/Adan/tree/main/fused_adan) "
+        f"| {row['published_mb']:,.0f} MB | {row['formula_mb']:,.0f} "
+        f"| {row['their_model_mb']:,.0f} MB ({row['error']:+.1%}) if it keeps dropout's masks "
+        f"and outputs, and a GELU of several operations |"
+        for row in found["adan"]
+    ]
+    for row in found["h100"]:
+        cast = ", with the logits that it casts" if "bf16" in row["case"] else ""
+        rows.append(
+            f"| {row['case']}, measured on an H100 (`gpu_check.py`) "
+            f"| {row['measured']:,.0f} MiB "
+            f"| {row['formula']:,.0f} | {row['error']:+.1%}{cast} |"
+        )
+    for row in found["zero"]:
+        if row["attention"] == "flash":
+            why = "24 sbh for a block, a rounded estimate; this model keeps 36 sbh"
+            if row["checkpointing"] == "full":
+                why = "an estimate, in 16 bit; autocast keeps a block's input in 32 bit"
+            rows.append(
+                f"| activations, GPT-2 of 1.5 billion weights, 32 × 1,024 tokens, "
+                f"checkpointing {row['checkpointing']}, "
+                f"[ZeRO](https://arxiv.org/abs/1910.02054), section 3.2 "
+                f"| {row['published_gb']} GB | {row['formula_gb']:.0f} | {why} |"
+            )
+    return rows
+
+
 def others() -> list[str]:
     vtrain = report("vtrain")["summary"]["judged"]
     scaling = report("scaling")
@@ -129,6 +172,8 @@ def page() -> str:
     measured = "| What | Median (range) | |\n|---|---|---|"
     compared = "| Ratio | published | simulated | error |\n|---|---|---|---|"
     single = "| What | Result | Report |\n|---|---|---|"
+    peaks = "| Training | formula | meter | report | error |\n|---|---|---|---|---|"
+    beside = "| What | published | formula | what differs |\n|---|---|---|---|"
     gpu = "[NVIDIA H100](gpu/NVIDIA-H100-80GB-HBM3.md)"
     parts = [
         INTRODUCTION,
@@ -138,6 +183,11 @@ def page() -> str:
         "\n".join([measured, *virtual_gpus()]),
         "## Simulated against published ratios (`vgpu_fidelity.py`, with sources)",
         "\n".join([compared, *fidelity()]),
+        "## Peak memory of GPTs, in GiB (`memory.py`)",
+        "The formula is that of `multigpu memory`. `meter` is torch.cuda.max_memory_allocated "
+        "of virtual GPUs with shapes only, `report` what `multigpu virtual` reports.",
+        "\n".join([peaks, *memory()]),
+        "\n".join([beside, *published_memory()]),
         "## Others",
         "\n".join([single, *others()]),
         f"On a real GPU, `make gpu-check` compares virtual GPUs with it: {gpu}.",

@@ -234,8 +234,8 @@ ROUTES: dict[str, tuple[Callable[[], Timeline] | None, str, list[str] | None]] =
     "12 elastic": (None, "PT_CNN_Elastic", None),
     "13 scaling": (replicas, "PT_CNN_Scaling", []),
 }
-# The first two train with strategies that are not exact, the third trains another model.
-NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch")
+# The first two train with strategies that are not exact, the others train other models.
+NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch", "PT_GPT_Memory")
 
 
 def printed(stem: str) -> str:

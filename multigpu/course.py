@@ -132,6 +132,12 @@ LESSONS = (
         50,
         (Notebook("PT_CNN_Scaling", "Scaling"),),
     ),
+    Lesson(
+        "14-memory",
+        "Where the memory goes: does my model fit?",
+        45,
+        (Notebook("PT_GPT_Memory", "Where the memory goes"),),
+    ),
 )
 
 

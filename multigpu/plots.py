@@ -70,6 +70,8 @@ PARTS = {
     "activations": Look(YELLOW, "black"),
     "activations and other": Look(YELLOW, "black"),
     "16-bit copies": Look(ORANGE, "black", "///"),
+    "logits": Look(RED, "black", "xxxx"),
+    "temporaries": Look(GREEN, "black", r"\\\\"),
     # Bars without parts: their amount as a whole.
     "sent": Look(BLUE, "white"),
     "predicted": Look(BLUE, "white"),

@@ -1,4 +1,4 @@
-"""The command `multigpu`: doctor, slurm, horovodrun, scaling, virtual, prove, notebooks, …
+"""The command `multigpu`: doctor, slurm, memory, scaling, virtual, prove, notebooks, …
 
 Each command calls one module and prints what it returns.
 """
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from multigpu import classroom
-from multigpu.cli import exercises, prove, scaling, virtual
+from multigpu.cli import exercises, memory, prove, scaling, virtual
 from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.terminal import announce
@@ -235,6 +235,11 @@ def notebooks_check(stems: Stems = None) -> None:
     if findings:
         raise SystemExit(1)
     print("every notebook matches its source, and every cell was executed")
+
+
+# ---- multigpu memory: see memory.py ---------------------------------------------------------
+
+app.command("memory")(memory.memory)
 
 
 # ---- multigpu scaling: see scaling.py -------------------------------------------------------

@@ -1,0 +1,98 @@
+"""A prediction of memory as text: the parts at each moment of a step, the peak, what fits."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from multigpu.memory.formula import Step
+from multigpu.virtual.sim.presets import GIB
+
+# Bytes of CUDA's context, which a process has beside its tensors: 526.8 MiB on an H100
+# (benchmarks/gpu).
+CONTEXT = 527 * 2**20
+# Settings that need less, the cheapest first. They are tried if a step does not fit.
+LESS = (
+    {"attention": "flash"},
+    {"attention": "flash", "checkpointing": "full"},
+    {"attention": "flash", "checkpointing": "full", "batch": 1},
+)
+
+
+def text(steps: Iterable[Step]) -> str:
+    """The table of the first step, and for each one's GPU whether it fits."""
+    steps = list(steps)
+    first = steps[0]
+    return "\n".join([heading(first), table(first), *(verdict(step) for step in steps)])
+
+
+def heading(step: Step) -> str:
+    """Two lines: the model, and how it is trained."""
+    model, training = step.model, step.training
+    sizes = f"{model.layers} layers × {model.hidden} hidden units × {model.heads} heads"
+    return (
+        f"GPT of {model.weights / 1e9:.2f} billion weights: {sizes}\n"
+        f"{training.batch} × {model.tokens} tokens, {training.optimizer}, "
+        f"{training.precision}, checkpointing {training.checkpointing}, "
+        f"{training.attention} attention"
+    )
+
+
+def table(step: Step) -> str:
+    """GiB of each part, at each moment that can have the peak; a title has two lines."""
+    moments = step.moments()
+    parts = dict.fromkeys(part for held in moments.values() for part in held)
+    titles = [name.rsplit(" of ", 1) if " of " in name else name.split() for name in moments]
+    lines = [
+        ["", *(f"{first} of" if first != "optimizer's" else first for first, _ in titles)],
+        ["GiB", *(last for _, last in titles)],
+        *(
+            [part, *(_gib(held[part]) if held.get(part) else "" for held in moments.values())]
+            for part in parts
+        ),
+        ["together", *(_gib(sum(held.values())) for held in moments.values())],
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        )
+        for line in lines
+    )
+
+
+def room(step: Step) -> int:
+    """Bytes that are left on the GPU at the peak, beside CUDA's context; negative: missing."""
+    return step.gpu.memory - CONTEXT - step.peak()[1]
+
+
+def verdict(step: Step) -> str:
+    """One or two lines: whether the step fits, how much is left or missing, what would fit."""
+    moment, peak = step.peak()
+    left = room(step)
+    says = f"fits, {_gib(left)} free" if left >= 0 else f"does not fit, {_gib(-left)} missing"
+    first = (
+        f"{step.gpu.name}: {says}. The peak is {_gib(peak)}, at the {moment}; the GPU has "
+        f"{_gib(step.gpu.memory)}, of which CUDA's context takes {_gib(CONTEXT)}"
+    )
+    return first if left >= 0 else f"{first}\n{remedy(step)}"
+
+
+def remedy(step: Step) -> str:
+    """A line: the first of LESS with which the step fits."""
+    for changes in LESS:
+        if room(replace(step, training=replace(step.training, **changes))) >= 0:
+            flags = [
+                f"--{name} {value}"
+                for name, value in changes.items()
+                if getattr(step.training, name) != value
+            ]
+            return f"  fits with {' '.join(flags)}"
+    state = sum(step.state().values()) + 4 * step.model.weights
+    return (
+        f"  weights, gradients and optimizer state alone are {_gib(state)}: several GPUs must "
+        f"share them"
+    )
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / GIB:,.1f}"

@@ -1,0 +1,158 @@
+"""Lesson 14: the GPT, checkpointing by hand and torch's, and the formula of memory."""
+
+import json
+import sys
+
+import pytest
+import torch
+from commands import ROOT, run
+from virtual_runs import virtual
+
+import multigpu
+from multigpu.errors import UserError
+from multigpu.memory import MODELS, Model, Step, Training, find_model, report
+
+PAGE = ROOT / "lessons" / "14-memory"
+SCRIPT = ROOT / "scripts" / "PT_GPT_Memory.py"
+A100 = multigpu.GPUS["A100-80GB"]
+SMALL = Model(layers=3, hidden=256, heads=4, tokens=256, vocabulary=1000)
+
+
+def gradients(script, way: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """All gradients of one batch, in one vector."""
+    torch.manual_seed(0)
+    model = script.GPT(2, 32, 4, 64, 27, "math", way)
+    tokens = torch.randint(27, (4, 64), generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16, dtype is not None):
+        loss = model(tokens).logsumexp(-1).mean()
+    loss.backward()
+    found = [torch.zeros(1) if one.grad is None else one.grad for one in model.parameters()]
+    return torch.cat([one.flatten() for one in found])
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("way", ["selective", "full", "hand"])
+def test_checkpointing_gives_the_gradients_of_the_plain_model(experiments, way, dtype):
+    plain = gradients(experiments.script, "none", dtype)
+    assert (gradients(experiments.script, way, dtype) - plain).abs().max() < 1e-6
+
+
+def test_without_computing_again_the_gradients_are_wrong(experiments, monkeypatch):
+    """A backward that hands the gradient on, as if the block were the identity."""
+    script = experiments.script
+    plain = gradients(script, "none")
+    backward = staticmethod(lambda ctx, gradient: (None, gradient))
+    monkeypatch.setattr(script.Checkpoint, "backward", backward)
+    broken = gradients(script, "hand")
+    assert len(broken) < len(plain)  # the blocks' weights have no gradient
+    words = slice(27 * 32)
+    assert (broken[words] - plain[words]).abs().max() > 1e-5
+
+
+def test_flash_and_math_attention_give_the_same(experiments):
+    script = experiments.script
+    torch.manual_seed(0)
+    math, flash = (script.Block(32, 4, attention) for attention in ("math", "flash"))
+    flash.load_state_dict(math.state_dict())
+    x = torch.randn(2, 16, 32)
+    assert (math(x) - flash(x)).abs().max() < 1e-6
+
+
+def test_a_token_sees_none_after_it(experiments):
+    script = experiments.script
+    for attention in ("math", "flash"):
+        block = script.Block(32, 4, attention)
+        x = torch.randn(1, 16, 32)
+        changed = x.clone()
+        changed[:, 10:] += 1
+        same = (block(x) - block(changed)).abs().amax((0, 2)) == 0
+        assert same.tolist() == [True] * 10 + [False] * 6
+
+
+CASES = [
+    Training(2, "adamw", "fp32", "none", "flash"),
+    Training(2, "sgd", "bf16-mixed", "selective", "math"),
+    Training(8, "sgd", "fp32", "full", "math"),
+    Training(8, "adamw", "bf16-mixed", "none", "math"),
+]
+
+
+@pytest.mark.parametrize(
+    "training", CASES, ids=lambda case: " ".join(map(str, vars(case).values()))
+)
+def test_the_formula_is_within_2_percent_of_the_meter(experiments, training):
+    """benchmarks/memory.py has models of 1.3 to 13 billion weights."""
+    counted, _, _ = experiments.meter(SMALL, training)
+    assert Step(SMALL, training, A100).peak()[1] / 2**30 == pytest.approx(counted, rel=0.02)
+
+
+def test_a_formula_without_the_softmax_is_not(experiments, monkeypatch):
+    training = Training(8, "adamw", "bf16-mixed", "none", "math")
+    monkeypatch.setattr(Step, "core", lambda self: 0)
+    counted, _, _ = experiments.meter(SMALL, training)
+    assert Step(SMALL, training, A100).peak()[1] / 2**30 < 0.9 * counted
+
+
+def test_a_block_keeps_what_the_formula_says(experiments):
+    for attention in ("flash", "math"):
+        training = Training(2, attention=attention)
+        kept = experiments.kept_by_a_block(SMALL, training)
+        assert kept == Step(SMALL, training, A100).whole_block()
+
+
+def test_the_models_have_the_weights_of_their_names():
+    for name, model in MODELS.items():
+        number, unit = float(name[4:-1]), {"m": 1e6, "b": 1e9}[name[-1]]
+        # The head is not tied, and the names are those of models whose head is.
+        assert 0.9 < (model.weights - model.head) / (number * unit) < 1.1
+
+
+def test_the_report_says_what_fits_and_what_would():
+    training = Training(4, attention="math")
+    steps = [
+        Step(MODELS["gpt-1.3b"], training, multigpu.GPUS[gpu])
+        for gpu in ("A100-80GB", "V100-32GB")
+    ]
+    text = report.text(steps)
+    assert "A100-80GB: fits" in text and "V100-32GB: does not fit" in text
+    assert "fits with --attention flash --checkpointing full" in text
+    large = report.text([Step(MODELS["gpt-7b"], Training(), A100)])
+    assert "several GPUs must share them" in large
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: find_model("gpt-9b"), "gpt-7b"),
+        (lambda: Model(2, 100, 3), "divides 100"),
+        (lambda: Model(0, 100, 2), "layers is 0"),
+        (lambda: Training(0), "batch is 0"),
+        (lambda: Training(1, "adam"), "adamw"),
+        (lambda: Training(1, precision="fp16"), "bf16-mixed"),
+    ],
+)
+def test_bad_input_is_one_sentence(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+@pytest.mark.slow
+def test_the_command_asks_for_what_is_missing():
+    done = run("multigpu", "memory", "--layers", 2)
+    assert done.returncode == 2 and done.stdout.count("\n") == 1
+    assert "--hidden, --heads missing" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_script_trains_on_a_virtual_gpu_and_draws(tmp_path, npz):
+    flags = ("--epochs", 1, "--layers", 1, "--checkpointing", "hand", "--out", "o")
+    done = virtual(tmp_path, "--gpus", 1, SCRIPT, "--data", npz(), *flags)
+    assert done.returncode == 0, done.stdout
+    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert f"loss {metrics['loss']:.4f}" in done.stdout
+
+
+def test_the_script_refuses_heads_that_do_not_divide(tmp_path):
+    done = run(sys.executable, SCRIPT, "--heads", 5, "--out", tmp_path / "o")
+    assert done.returncode == 2 and "--hidden is a multiple of --heads" in done.stdout
+    assert not list(tmp_path.iterdir())
