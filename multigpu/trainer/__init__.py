@@ -17,12 +17,12 @@ The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 import sys
 
 from multigpu import strategies
-from multigpu.errors import unsupported_names
 from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.checkpointing.contents import LIGHTNING_VERSION
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.refused import refused_names
 from multigpu.trainer.seed import seed_everything
 from multigpu.trainer.trainer import Trainer
 
@@ -40,14 +40,7 @@ __all__ = [
 
 # Programs print it, or compare it to find out which of Lightning's names there are.
 __version__ = LIGHTNING_VERSION
-# Lightning's other names, and what does the same.
-ALTERNATIVES = {
-    "Fabric": "a strategy's connect, setup and close do the same in your own loop",
-    "Tuner": "compare several learning rates or batch sizes yourself",
-}
-
-
-__getattr__ = unsupported_names(__name__, ALTERNATIVES)
+__getattr__ = refused_names(__name__)
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
 # This makes `from multigpu.trainer.strategies import DDPStrategy` work. Without an entry for

@@ -18,33 +18,11 @@ from multigpu.launch.world import World, find_world, is_rank_zero
 from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.trainer.callbacks.timer import to_seconds
+from multigpu.trainer.refused import REFUSED, refuse
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# Lightning's arguments, current and old, that this Trainer does not support, and what to use
-# instead.
-UNSUPPORTED = {
-    "plugins": "give strategy and precision instead",
-    "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
-    "model_registry": "it belongs to Lightning's own platform",
-    "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
-    "tpu_cores": "the accelerators are cpu, gpu and vgpu",
-    "ipus": "the accelerators are cpu, gpu and vgpu",
-    "resume_from_checkpoint": "call trainer.fit(model, ckpt_path=…)",
-    "auto_lr_find": "compare several learning rates yourself",
-    "auto_scale_batch_size": "compare several batch sizes yourself",
-    "amp_backend": "torch's own autocast is used: give precision='16-mixed'",
-    "amp_level": "torch's own autocast is used: give precision='16-mixed'",
-    "terminate_on_nan": "give detect_anomaly=True",
-    "track_grad_norm": "log the norm in on_before_optimizer_step",
-    "checkpoint_callback": "give enable_checkpointing, or a ModelCheckpoint in callbacks",
-    "progress_bar_refresh_rate": "give TQDMProgressBar(refresh_rate=…) in callbacks",
-    "weights_summary": "give enable_model_summary",
-    "weights_save_path": "give ModelCheckpoint(dirpath=…) in callbacks",
-    "stochastic_weight_avg": "use torch.optim.swa_utils",
-    "truncated_bptt_steps": "use manual optimization",
-}
 # Old name → today's name. The values mean the same.
 RENAMED = {
     "replace_sampler_ddp": "use_distributed_sampler",
@@ -114,7 +92,7 @@ def from_parsed(args: Namespace, trainer: "type[Trainer]") -> dict[str, Any]:
         for name, value in vars(args).items()
         if (name in known and value != known[name].default)
         or (name in OLD and value is not None)
-        or (name in UNSUPPORTED and value is not None and value is not False)
+        or (name in REFUSED and value is not None and value is not False)
     }
 
 
@@ -167,11 +145,8 @@ def translate_old_names(
                 translated["strategy"] = value
         elif name in RENAMED:
             translated[RENAMED[name]] = value
-        elif name in UNSUPPORTED:
-            raise UserError(
-                f"Lightning's Trainer has an argument {name!r}, but this Trainer does not: "
-                f"{UNSUPPORTED[name]}."
-            )
+        elif name in REFUSED:
+            refuse(name)
         else:
             hint = did_you_mean(name, known) or "see help(Trainer)."
             raise UserError(f"the Trainer has no argument {name!r}: {hint}")

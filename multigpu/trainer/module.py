@@ -15,6 +15,7 @@ from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
 from multigpu.trainer.hooks import ModuleHooks
+from multigpu.trainer.refused import refuse
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -356,10 +357,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         )
 
     def to_torchscript(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _not_exported("to_torchscript", "torch.export.export(model, (inputs,))")
+        refuse("to_torchscript")
 
     def to_onnx(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _not_exported("to_onnx", "torch.onnx.export(model, (inputs,), path)")
+        refuse("to_onnx")
 
     # ---- where it runs ----------------------------------------------------------------------
 
@@ -450,7 +451,3 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 LightningModule.__jit_unused_properties__ = [
     name for name, value in inspect.getmembers(LightningModule) if isinstance(value, property)
 ]
-
-
-def _not_exported(name: str, instead: str) -> UserError:
-    return UserError(f"multigpu.trainer does not support {name}: call {instead}.")

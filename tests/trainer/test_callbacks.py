@@ -1,6 +1,5 @@
 """The callbacks do what Lightning's do: Lightning's Trainer runs both."""
 
-import importlib
 import inspect
 import math
 import re
@@ -431,21 +430,6 @@ def test_every_callback_has_lightnings_arguments(lightning, name):
 
     expected = arguments(getattr(lightning.pytorch.callbacks, name))
     assert arguments(getattr(callbacks, name)) == expected
-
-
-# Names of Lightning 1.x.
-OLD = ("GPUStatsMonitor", "LearningRateLogger")
-
-
-@pytest.mark.parametrize(("name", "alternative"), callbacks.ALTERNATIVES.items())
-def test_an_unsupported_callback_names_an_alternative(lightning, name, alternative):
-    rich_progress = importlib.import_module(
-        "lightning.pytorch.callbacks.progress.rich_progress"
-    )
-    of_today = hasattr(lightning.pytorch.callbacks, name)
-    assert of_today or name in OLD or hasattr(rich_progress, name)
-    with pytest.raises(UserError, match=rf"{name}.*{re.escape(alternative)}"):
-        getattr(callbacks, name)()
 
 
 # ---- the Trainer's list of callbacks --------------------------------------------------------

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
-from multigpu.trainer.arguments import RENAMED, UNSUPPORTED
+from multigpu.trainer.arguments import RENAMED
+from multigpu.trainer.refused import REFUSED, sentence
 from multigpu.trainer.utilities import grad_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,12 +26,12 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
 
     lightning = set(inspect.signature(lightnings.package().Trainer.__init__).parameters)
     this = set(inspect.signature(L.Trainer.__init__).parameters)
-    assert lightning - this - set(UNSUPPORTED) - set(RENAMED) == set()
+    assert lightning - this - set(REFUSED) - set(RENAMED) == set()
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unsupported_argument_of_lightnings_names_the_alternative(name):
-    names(lambda: L.Trainer(**{name: True}), repr(name), "Lightning", UNSUPPORTED[name])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_argument_names_the_replacement(name):
+    names(lambda: L.Trainer(**{name: True}), name, sentence(name))
 
 
 def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
@@ -94,7 +95,7 @@ def test_the_names_of_lightning_s_modules():
         (L.callbacks, "ThroughputMonitor", "on_train_batch_end"),
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
         (L, "Fabric", "connect, setup and close"),
-        (L, "Tuner", "learning rates"),
+        (L, "Tuner", "Lightning itself"),
         (L.callbacks, "RichProgressBarTheme", "leave out theme"),
         (L.callbacks, "GPUStatsMonitor", "memory_summary"),
         (L.callbacks, "LearningRateLogger", "LearningRateMonitor"),

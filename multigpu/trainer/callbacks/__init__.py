@@ -1,6 +1,5 @@
 """The callbacks. Import them from here, as from `lightning.pytorch.callbacks`."""
 
-from multigpu.errors import unsupported_names
 from multigpu.trainer.callbacks.accumulation import GradientAccumulationScheduler
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
@@ -15,6 +14,7 @@ from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
 from multigpu.trainer.callbacks.rich_progress import RichProgressBar
 from multigpu.trainer.callbacks.timer import Timer
 from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
+from multigpu.trainer.refused import refused_names
 
 __all__ = [
     "BackboneFinetuning",
@@ -36,19 +36,4 @@ __all__ = [
     "WeightAveraging",
 ]
 
-# Lightning's other callbacks, and what to use instead.
-ALTERNATIVES = {
-    "RichModelSummary": "use ModelSummary",
-    "RichProgressBarTheme": "leave out theme: RichProgressBar has rich's own colours",
-    "StochasticWeightAveraging": "use WeightAveraging, and torch's SWALR as scheduler",
-    "GPUStatsMonitor": "use torch.cuda.memory_summary(), or multigpu.memory_held()",
-    "LearningRateLogger": "use LearningRateMonitor, its newer name",
-    "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or multigpu.memory_held()",
-    "ModelPruning": "use torch.nn.utils.prune",
-    "LearningRateFinder": "train some steps with each of several learning rates, and compare",
-    "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
-    "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
-}
-
-
-__getattr__ = unsupported_names(__name__, ALTERNATIVES)
+__getattr__ = refused_names(__name__)

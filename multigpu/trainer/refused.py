@@ -1,0 +1,93 @@
+"""Lightning's names that are not here, and what to do instead: one table.
+
+The names of the Trainer's arguments, of callbacks, loggers, functions and methods are all in
+REFUSED. A program that needs one of them runs with Lightning itself.
+"""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from multigpu.errors import UserError, unsupported
+
+CHECKPOINTS = "call trainer.save_checkpoint in a Callback's hook"
+LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
+MEMORY = "use torch.cuda.memory_summary(), or multigpu.memory_held()"
+PRECISION = "torch's own autocast is used: give precision='16-mixed'"
+ACCELERATORS = "the accelerators are cpu, gpu and vgpu"
+RATES = "compare several learning rates yourself"
+SIZES = "compare several batch sizes yourself"
+
+REFUSED = {
+    # arguments of the Trainer
+    "plugins": "give strategy and precision instead",
+    "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
+    "model_registry": "it belongs to Lightning's own platform",
+    "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
+    # arguments of Lightning 1.x
+    "tpu_cores": ACCELERATORS,
+    "ipus": ACCELERATORS,
+    "resume_from_checkpoint": "call trainer.fit(model, ckpt_path=…)",
+    "auto_lr_find": RATES,
+    "auto_scale_batch_size": SIZES,
+    "amp_backend": PRECISION,
+    "amp_level": PRECISION,
+    "terminate_on_nan": "give detect_anomaly=True",
+    "track_grad_norm": "log the norm in on_before_optimizer_step",
+    "checkpoint_callback": "give enable_checkpointing, or a ModelCheckpoint in callbacks",
+    "progress_bar_refresh_rate": "give TQDMProgressBar(refresh_rate=…) in callbacks",
+    "weights_summary": "give enable_model_summary",
+    "weights_save_path": "give ModelCheckpoint(dirpath=…) in callbacks",
+    "stochastic_weight_avg": "use torch.optim.swa_utils",
+    "truncated_bptt_steps": "use manual optimization",
+    # of the package
+    "Fabric": "a strategy's connect, setup and close do the same in your own loop",
+    "Tuner": "compare several learning rates or batch sizes yourself",
+    "LightningCLI": "write the program with argparse or typer",
+    # callbacks
+    "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
+    "DeviceStatsMonitor": MEMORY,
+    "GPUStatsMonitor": MEMORY,
+    "LearningRateFinder": RATES,
+    "LearningRateLogger": "use LearningRateMonitor, its newer name",
+    "ModelPruning": "use torch.nn.utils.prune",
+    "RichModelSummary": "use ModelSummary",
+    "RichProgressBarTheme": "leave out theme: RichProgressBar has rich's own colours",
+    "StochasticWeightAveraging": "use torch.optim.swa_utils",
+    "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
+    # loggers
+    "CometLogger": LOGGERS,
+    "LitLogger": LOGGERS,
+    "MLFlowLogger": LOGGERS,
+    "NeptuneLogger": LOGGERS,
+    "TestTubeLogger": LOGGERS,
+    "WandbLogger": LOGGERS,
+    # methods of the module
+    "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
+    "to_torchscript": "call torch.export.export(model, (inputs,))",
+}
+
+
+def sentence(name: str) -> str:
+    """What a user is told who uses this name."""
+    return (
+        f"multigpu.trainer does not support Lightning's {name}: {REFUSED[name]}, or run the "
+        f"program with Lightning itself."
+    )
+
+
+def refuse(name: str) -> NoReturn:
+    """Raise UserError with the sentence about this name."""
+    raise UserError(sentence(name))
+
+
+def refused_names(module: str) -> Callable[[str], type]:
+    """The `__getattr__` of a module: a refused class can be imported, and raises UserError
+    when it is made. Programs import what they use only with some of their flags.
+    """
+
+    def __getattr__(name: str) -> type:
+        if name in REFUSED:
+            return unsupported(name, sentence(name))
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return __getattr__
