@@ -16,8 +16,7 @@ The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 
 import sys
 
-from multigpu import strategies
-from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
+from multigpu.trainer import callbacks, loggers, strategies, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.checkpointing.contents import LIGHTNING_VERSION
 from multigpu.trainer.datamodule import LightningDataModule
@@ -43,13 +42,3 @@ __version__ = LIGHTNING_VERSION
 __getattr__ = refused_names(__name__)
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
-# This makes `from multigpu.trainer.strategies import DDPStrategy` work. Without an entry for
-# `multigpu.trainer.strategies.ddp`, Python would load that file again, with other classes.
-sys.modules.update(
-    {
-        path.replace("multigpu", __name__, 1): module
-        for path, module in sys.modules.items()
-        if f"{path}.".startswith("multigpu.strategies.")
-    }
-)
-lightning_paths.register(__name__)
