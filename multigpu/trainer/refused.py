@@ -51,7 +51,8 @@ REFUSED = {
     "LearningRateLogger": "use LearningRateMonitor, its newer name",
     "ModelPruning": "use torch.nn.utils.prune",
     "RichModelSummary": "use ModelSummary",
-    "RichProgressBarTheme": "leave out theme: RichProgressBar has rich's own colours",
+    "RichProgressBar": "use TQDMProgressBar",
+    "RichProgressBarTheme": "use TQDMProgressBar",
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
     # loggers

@@ -81,7 +81,6 @@ def test_names_that_everyday_code_reads():
 
 def test_the_names_of_lightning_s_modules():
     from multigpu.trainer.strategies import DDPStrategy
-
     from multigpu.trainer.utilities import rank_zero_only
 
     assert DDPStrategy is L.strategies.DDPStrategy and rank_zero_only(lambda x: x + 1)(1) == 2
@@ -96,7 +95,7 @@ def test_the_names_of_lightning_s_modules():
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
         (L, "Fabric", "connect, setup and close"),
         (L, "Tuner", "Lightning itself"),
-        (L.callbacks, "RichProgressBarTheme", "leave out theme"),
+        (L.callbacks, "RichProgressBar", "use TQDMProgressBar"),
         (L.callbacks, "GPUStatsMonitor", "memory_summary"),
         (L.callbacks, "LearningRateLogger", "LearningRateMonitor"),
         (L.strategies, "FSDPStrategy", "pipeline"),
@@ -177,7 +176,6 @@ def test_isolate_rng_can_leave_the_gpus_random_state(monkeypatch, include_cuda, 
 def test_what_a_module_cannot_do_names_the_alternative():
     names(Net().to_torchscript, "to_torchscript", "torch.export.export")
     names(lambda: Net().to_onnx("net.onnx"), "to_onnx", "torch.onnx.export")
-    names(lambda: L.callbacks.RichProgressBar(theme={}), "theme", "leave theme out")
 
 
 def test_a_trained_module_can_be_scripted():

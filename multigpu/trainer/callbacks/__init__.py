@@ -11,7 +11,6 @@ from multigpu.trainer.callbacks.model_summary import ModelSummary
 from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from multigpu.trainer.callbacks.prediction_writer import BasePredictionWriter
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
-from multigpu.trainer.callbacks.rich_progress import RichProgressBar
 from multigpu.trainer.callbacks.timer import Timer
 from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 from multigpu.trainer.refused import refused_names
@@ -30,7 +29,6 @@ __all__ = [
     "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",
-    "RichProgressBar",
     "TQDMProgressBar",
     "Timer",
     "WeightAveraging",
