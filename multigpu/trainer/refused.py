@@ -44,6 +44,10 @@ REFUSED = {
     "Tuner": "compare several learning rates or batch sizes yourself",
     "LightningCLI": "write the program with argparse or typer",
     # callbacks
+    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in on_train_epoch_start",
+    "BaseFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
+    "BackboneFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
+    "LambdaCallback": "write a Callback with these methods",
     "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
     "DeviceStatsMonitor": MEMORY,
     "GPUStatsMonitor": MEMORY,

@@ -124,19 +124,6 @@ def test_a_momentum_that_an_optimizer_has_not(tmp_path, kind, expected):
 # ---- optimization ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hook", ["optimizer_step", "optimizer_zero_grad", "none"])
-@pytest.mark.parametrize("by", ["argument", "callback"])
-def test_hooks_that_are_called_once_a_step(tmp_path, hook, by):
-    own = {hook: lambda self, *args: getattr(Net, hook)(self, *args)}
-    net = changed(**({} if hook == "none" else own))
-    given = {"accumulate_grad_batches": 2}
-    if by == "callback":
-        given = {"callbacks": [L.callbacks.GradientAccumulationScheduler({0: 2})]}
-    assert says(
-        lambda: trainer(tmp_path, **given).fit(net, DataLoader(Rows(4))), hook, "every batch"
-    ) == (hook != "none")
-
-
 def plateau(self, **keys):
     optimizer = torch.optim.SGD(self.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -154,16 +141,6 @@ def test_keys_that_only_automatic_optimization_reads(tmp_path):
     net.automatic_optimization = False
     run = trainer(tmp_path)
     assert says(lambda: run.fit(net, DataLoader(Rows(2))), "'monitor'", "ignored", "step()")
-
-
-def test_a_parameter_stays_in_its_group():
-    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(layers[0].parameters(), 0.1)
-    unfreeze = L.callbacks.BaseFinetuning.unfreeze_and_add_param_group
-    assert says(lambda: unfreeze(layers, optimizer), "2 parameters", "already", "group")
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
-    fresh = torch.nn.Linear(2, 2)
-    assert not says(lambda: unfreeze(fresh, optimizer), "already")
 
 
 # ---- lengths and files ----------------------------------------------------------------------

@@ -1,10 +1,7 @@
 """The callbacks. Import them from here, as from `lightning.pytorch.callbacks`."""
 
-from multigpu.trainer.callbacks.accumulation import GradientAccumulationScheduler
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
-from multigpu.trainer.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
-from multigpu.trainer.callbacks.lambda_callback import LambdaCallback
 from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.callbacks.model_summary import ModelSummary
@@ -16,14 +13,10 @@ from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, Weig
 from multigpu.trainer.refused import refused_names
 
 __all__ = [
-    "BackboneFinetuning",
-    "BaseFinetuning",
     "BasePredictionWriter",
     "Callback",
     "EMAWeightAveraging",
     "EarlyStopping",
-    "GradientAccumulationScheduler",
-    "LambdaCallback",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",

@@ -11,7 +11,6 @@ from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.rendezvous import fail_together
 from multigpu.trainer import arguments, defaults, seed
-from multigpu.trainer.callbacks.accumulation import warn_of_overrides
 from multigpu.trainer.checkpointing import restoring
 from multigpu.trainer.checkpointing.hyperparameters import (
     HyperparametersMixin,
@@ -237,8 +236,6 @@ def _configure_optimizers(trainer: "Trainer") -> None:
     model = state.lightning_module
     if model.automatic_optimization:
         check_training_step(model)
-        if trainer.accumulate_grad_batches > 1:
-            warn_of_overrides(model)
     else:
         arguments.check_manual_optimization(trainer)
     with state.running_hook("configure_optimizers"):
