@@ -44,7 +44,8 @@ REFUSED = {
     "Tuner": "compare several learning rates or batch sizes yourself",
     "LightningCLI": "write the program with argparse or typer",
     # callbacks
-    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in on_train_epoch_start",
+    "BasePredictionWriter": "write the outputs in on_predict_batch_end",
+    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in a Callback",
     "BaseFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
     "BackboneFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
     "LambdaCallback": "write a Callback with these methods",

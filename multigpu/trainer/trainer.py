@@ -33,7 +33,6 @@ from multigpu.trainer.loops.fit_loop_names import FitLoopNames
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
-from multigpu.trainer.loops.predict import PredictionLoop
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.state import RunState
 from multigpu.trainer.loops.step_module import StepModule
@@ -429,11 +428,6 @@ class Trainer:
     def fit_loop(self) -> FitLoopNames:
         """Limits and counters of training: Lightning's `trainer.fit_loop.max_epochs = 20`."""
         return FitLoopNames(self)
-
-    @property
-    def predict_loop(self) -> PredictionLoop | None:
-        """The loop of the last prediction, for callbacks: its rows and its outputs."""
-        return self.state.predict_loop
 
     @property
     def lightning_module(self) -> LightningModule | None:

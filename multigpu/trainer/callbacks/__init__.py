@@ -6,14 +6,12 @@ from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.callbacks.model_summary import ModelSummary
 from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
-from multigpu.trainer.callbacks.prediction_writer import BasePredictionWriter
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
 from multigpu.trainer.callbacks.timer import Timer
 from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 from multigpu.trainer.refused import refused_names
 
 __all__ = [
-    "BasePredictionWriter",
     "Callback",
     "EMAWeightAveraging",
     "EarlyStopping",

@@ -240,11 +240,6 @@ def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> Data
     return changed
 
 
-def with_batch_sampler(loader: DataLoader, batches: Any) -> DataLoader:
-    """Return a copy of the loader with another batch sampler."""
-    return _with_sampler(loader, None, batches)
-
-
 def start_epoch(loader: Any, epoch: int) -> None:
     """Call set_epoch on the loader's samplers that have this method."""
     if isinstance(loader, CombinedLoader):

@@ -193,8 +193,6 @@ class EvaluationLoop:
             arguments = (batch, batch_idx, number) if several else (batch, batch_idx)
             if batch_start is not None:
                 batch_start(*arguments)
-            if predicts:
-                self.before_step(index, number)
             attributes["_log_context"] = step_context
             with precision.context():
                 step_arguments = arguments if takes_index else (batch,)
@@ -217,9 +215,6 @@ class EvaluationLoop:
                 self.seen_batches[number] += 1
 
         return evaluate
-
-    def before_step(self, index: int, number: int) -> None:
-        """Called before predict_step for batch `index` of the dataloader `number`."""
 
     def after_batch(self, output: Any, number: int) -> None:
         """Called with predict_step's output after the hooks of the batch."""

@@ -288,8 +288,7 @@ def _evaluate(
         return None if stage == "predict" else []
     loaders = dataloaders.as_list(dataloaders.find_loader(trainer, name, given))
     if stage == "predict":
-        state.predict_loop = PredictionLoop(trainer, loaders)
-        return state.predict_loop.predict()
+        return PredictionLoop(trainer, loaders).predict()
     of_dataloaders = EvaluationLoop(trainer, stage, loaders).run()
     return [
         {name: float(value) for name, value in metrics.items()} for metrics in of_dataloaders

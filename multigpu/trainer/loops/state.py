@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from multigpu.trainer.loops.evaluate import EvaluationLoop
     from multigpu.trainer.loops.fit import FitLoop
     from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
-    from multigpu.trainer.loops.predict import PredictionLoop
 
 
 @dataclass(slots=True)
@@ -132,7 +131,6 @@ class RunState:
     results               the values logged in the current loop
     fit_loop              the loop of the last fit; None before the first fit
     evaluation_loop       the loop of the running evaluation; else None
-    predict_loop          the loop of the last prediction
     ckpt_path             the checkpoint from which the last fit resumed
     weights_only          the user's argument: False reads any object from a checkpoint
     return_predictions    whether `predict` keeps the outputs
@@ -162,7 +160,6 @@ class RunState:
     optimizer_step: "OptimizerStep | None" = None
     fit_loop: "FitLoop | None" = None
     evaluation_loop: "EvaluationLoop | None" = None
-    predict_loop: "PredictionLoop | None" = None
     ckpt_path: str | None = None
     weights_only: bool | None = None
     return_predictions: bool = True
@@ -188,7 +185,7 @@ class RunState:
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """The state without loops and dataloaders: a pickled Trainer can begin a run."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
-        loops = ("fit_loop", "evaluation_loop", "predict_loop", "optimizer_step", "transfer")
+        loops = ("fit_loop", "evaluation_loop", "optimizer_step", "transfer")
         state |= dict.fromkeys(loops) | {"lightning_optimizers": [], "data": Data()}
         return None, state
 
