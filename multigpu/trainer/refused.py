@@ -44,6 +44,8 @@ REFUSED = {
     "Tuner": "compare several learning rates or batch sizes yourself",
     "LightningCLI": "write the program with argparse or typer",
     # callbacks
+    "WeightAveraging": "use torch.optim.swa_utils in a Callback",
+    "EMAWeightAveraging": "use torch.optim.swa_utils in a Callback",
     "BasePredictionWriter": "write the outputs in on_predict_batch_end",
     "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in a Callback",
     "BaseFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",

@@ -13,8 +13,6 @@ import small_net
 import torch
 from lightnings import fake, fit
 from torch.utils.data import DataLoader
-from trainer_user import trainer
-from user_methods import user
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
@@ -337,70 +335,6 @@ def test_a_time_alone_limits_the_run():
         assert run.max_epochs == -1
 
 
-# ---- weight averaging -----------------------------------------------------------------------
-
-AVERAGING = {
-    "each step": ("WeightAveraging", {}),
-    "exponential": ("EMAWeightAveraging", {"decay": 0.5}),
-    "every second step": ("EMAWeightAveraging", {"decay": 0.5, "update_every_n_steps": 2}),
-    "from step 3": ("EMAWeightAveraging", {"decay": 0.5, "update_starting_at_step": 3}),
-    "by epoch": (
-        "EMAWeightAveraging",
-        {"decay": 0.5, "update_every_n_steps": 0, "update_starting_at_epoch": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", AVERAGING)
-def test_averaged_weights_are_lightnings(lightning, tmp_path, case):
-    """After a run, in its validations, in its checkpoint, and after a run that resumes."""
-    name, keywords = AVERAGING[case]
-    found = []
-    for library in (L, lightning):
-        root = tmp_path / library.__name__
-        seen = []
-
-        def validation_step(self, batch, batch_idx, seen=seen):
-            seen.append(self.layer.weight.tolist())
-
-        kind = user(library, validation_step=validation_step)
-        for epochs, path in ((2, None), (4, root / "middle.ckpt")):
-            library.seed_everything(1, verbose=False)
-            module = kind()
-            averaging = getattr(library.pytorch.callbacks, name)(**keywords)
-            saver = library.pytorch.callbacks.ModelCheckpoint(root, "middle")
-            run = trainer(
-                library,
-                root,
-                callbacks=[averaging, saver],
-                max_epochs=epochs,
-                enable_checkpointing=True,
-                num_sanity_val_steps=0,
-            )
-            run.fit(module, ckpt_path=path, weights_only=False)
-            seen.append(module.layer.weight.tolist())
-        content = torch.load(root / "middle.ckpt", weights_only=False)
-        names = ("state_dict", "current_model_state", "averaging_state")
-        saved = [{key: t.tolist() for key, t in content[part].items()} for part in names]
-        found.append((seen, saved))
-    assert found[0] == found[1]
-    assert found[0][1][0] != found[0][1][1]
-
-
-def test_averaging_begins_with_the_weights_of_another_checkpoint(tmp_path):
-    plain_net.trainer(tmp_path).fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    model = plain_net.Net()
-    run = plain_net.trainer(tmp_path)
-    run.fit(model, DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(tmp_path / "plain.ckpt")
-    averaging = callbacks.WeightAveraging()
-    run = plain_net.trainer(tmp_path, callbacks=[averaging])
-    resumed = plain_net.Net()
-    with pytest.warns(UserWarning, match="WeightAveraging: the average begins"):
-        run.fit(resumed, DataLoader(plain_net.rows(), 4), ckpt_path=tmp_path / "plain.ckpt")
-    assert torch.equal(resumed.layer.weight, model.layer.weight)
-
-
 # ---- names and arguments --------------------------------------------------------------------
 
 
@@ -420,7 +354,6 @@ def test_every_hook_has_lightnings_arguments(lightning):
         "LearningRateMonitor",
         "Timer",
         "TQDMProgressBar",
-        "EMAWeightAveraging",
     ],
 )
 def test_every_callback_has_lightnings_arguments(lightning, name):

@@ -8,12 +8,10 @@ from multigpu.trainer.callbacks.model_summary import ModelSummary
 from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
 from multigpu.trainer.callbacks.timer import Timer
-from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 from multigpu.trainer.refused import refused_names
 
 __all__ = [
     "Callback",
-    "EMAWeightAveraging",
     "EarlyStopping",
     "LearningRateMonitor",
     "ModelCheckpoint",
@@ -22,7 +20,6 @@ __all__ = [
     "ProgressBar",
     "TQDMProgressBar",
     "Timer",
-    "WeightAveraging",
 ]
 
 __getattr__ = refused_names(__name__)
