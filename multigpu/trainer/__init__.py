@@ -11,7 +11,7 @@ Read the core in this order:
 7. loops/results.py, log_context.py and log_rules.py: what `self.log` does
 8. loops/call_hooks.py, dataloaders.py, optimizers.py, precision.py, transfer.py: helpers
 
-The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
+The loops also call callbacks/, loggers/ and checkpointing/.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Turns the Trainer's arguments into run lengths, a profiler, loggers and callbacks."""
+"""Turns the Trainer's arguments into run lengths, loggers and callbacks."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -15,14 +15,11 @@ from multigpu.trainer.callbacks import (
 )
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loggers.logger import DummyLogger
-from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler
-from multigpu.trainer.torch_profiler import PyTorchProfiler
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 LOG_EVERY_N_STEPS = 50
-PROFILERS = {"simple": SimpleProfiler, "pytorch": PyTorchProfiler}
 
 
 def run_lengths(trainer: "Trainer") -> dict[str, Any]:
@@ -58,17 +55,6 @@ def limit_epochs(trainer: "Trainer") -> None:
         "max_epochs was not set, so this fit has 1000 epochs: give max_epochs, or -1 for no "
         "limit."
     )
-
-
-def profiler_for(profiler: PassThroughProfiler | str | None) -> PassThroughProfiler | None:
-    """Return the profiler; None means no profiler. PROFILERS has the names."""
-    if isinstance(profiler, str) and profiler in PROFILERS:
-        return PROFILERS[profiler]()
-    if isinstance(profiler, str):
-        raise UserError(
-            f"profiler is {profiler!r}: expected 'simple', 'pytorch', a profiler, or None."
-        )
-    return profiler
 
 
 def loggers_for(trainer: "Trainer", logger: Any) -> list[loggers.Logger]:

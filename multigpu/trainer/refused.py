@@ -14,11 +14,13 @@ LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
 MEMORY = "use torch.cuda.memory_summary(), or multigpu.memory_held()"
 PRECISION = "torch's own autocast is used: give precision='16-mixed'"
 ACCELERATORS = "the accelerators are cpu, gpu and vgpu"
+PROFILER = "run fit within torch.profiler.profile()"
 RATES = "compare several learning rates yourself"
 SIZES = "compare several batch sizes yourself"
 
 REFUSED = {
     # arguments of the Trainer
+    "profiler": PROFILER,
     "plugins": "give strategy and precision instead",
     "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
     "model_registry": "it belongs to Lightning's own platform",
@@ -62,6 +64,10 @@ REFUSED = {
     "RichProgressBarTheme": "use TQDMProgressBar",
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
+    # profilers
+    "AdvancedProfiler": PROFILER,
+    "PyTorchProfiler": PROFILER,
+    "SimpleProfiler": PROFILER,
     # loggers
     "CometLogger": LOGGERS,
     "LitLogger": LOGGERS,

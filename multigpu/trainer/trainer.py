@@ -37,7 +37,6 @@ from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.state import RunState
 from multigpu.trainer.loops.step_module import StepModule
 from multigpu.trainer.module import LightningModule
-from multigpu.trainer.profiler import PassThroughProfiler
 from multigpu.trainer.states import RunningStage, TrainerStatus
 
 
@@ -96,7 +95,6 @@ class Trainer:
         benchmark: bool | None = None,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
-        profiler: PassThroughProfiler | str | None = None,
         detect_anomaly: bool = False,
         sync_batchnorm: bool = False,
         default_root_dir: str | Path | None = None,
@@ -147,7 +145,6 @@ class Trainer:
         self.default_root_dir = os.path.expanduser(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
         vars(self).update(defaults.run_lengths(self))
-        self.profiler = defaults.profiler_for(profiler)
         self.loggers = defaults.loggers_for(self, logger)
         self.callbacks = defaults.callbacks_for(
             self, callbacks, enable_checkpointing, enable_progress_bar, max_time

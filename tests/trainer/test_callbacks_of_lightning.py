@@ -1,6 +1,5 @@
 """Callbacks that people import: each does what Lightning's does, side by side."""
 
-import lightnings
 import plain_net
 import pytest
 import torch
@@ -9,10 +8,6 @@ from torch.utils.data import DataLoader
 import multigpu.trainer as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def both():
-    return ours, lightnings.package()
 
 
 def test_a_model_summary_says_how_deep_the_table_goes(tmp_path, capsys):
@@ -28,11 +23,3 @@ def test_a_model_summary_says_how_deep_the_table_goes(tmp_path, capsys):
         printed = capsys.readouterr().out
         assert ("part.0.0" in printed) == shown
         assert ("Total params" in printed) == (depth > 0)
-
-
-def test_torchs_profiler_names_the_trainers_actions(tmp_path, capsys):
-    run = plain_net.trainer(tmp_path, profiler="pytorch")
-    run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    printed = capsys.readouterr().out
-    assert "training_step" in printed and "aten::" in printed
-    assert list(tmp_path.glob("fit-0.pt.trace.json"))

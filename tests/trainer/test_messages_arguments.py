@@ -62,7 +62,6 @@ ARGUMENTS = {
         {"check_val_every_n_epoch": None},
         ("check_val_every_n_epoch=None", "give val_check_interval"),
     ),
-    "profiler": ({"profiler": "deep"}, ("profiler is 'deep'", "'simple'")),
     "misspelt": ({"max_epoch": 3}, ("'max_epoch'", "'max_epochs' or 'min_epochs'")),
     "unknown": ({"xyzzy": 3}, ("'xyzzy'", "help(Trainer)")),
     "a bar that is off": (

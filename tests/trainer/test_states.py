@@ -113,7 +113,7 @@ def test_the_users_folder_is_expanded():
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_trainer_can_be_pickled(tmp_path, when):
-    run = plain_net.trainer(tmp_path, profiler="simple")
+    run = plain_net.trainer(tmp_path)
     loader = DataLoader(plain_net.rows(), 4)
     if when == "after":
         run.fit(plain_net.Net(), loader, loader)

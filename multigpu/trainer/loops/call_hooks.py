@@ -11,7 +11,6 @@ from multigpu.trainer.callbacks.early_stopping import EarlyStopping
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops.log_context import LogContext
-from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
         finally:
             attributes["_log_context"] = previous
 
-    return profiled(trainer.profiler, name, call)
+    return call
 
 
 def call(trainer: "Trainer", name: str, *args: Any) -> Any:

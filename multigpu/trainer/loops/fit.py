@@ -16,7 +16,6 @@ from multigpu.trainer.loops.limits import may_stop, reason_to_stop
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.loggers import send_to_loggers
 from multigpu.trainer.loops.optimizer_step import OptimizerStep
-from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.loops.sigterm import save_and_interrupt
 from multigpu.trainer.loops.training_step import TrainingStep
 
@@ -127,7 +126,7 @@ class FitLoop:
         has_batch_end = int(self.batch_end is not None)
         self.any_batch_end = bool(self.strategy.all_reduce_max([has_batch_end])[0])
         self.epoch_outputs = epoch_outputs.collect(self.module, "training_epoch_end")
-        self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
+        self.fetch = next
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
 

@@ -12,7 +12,6 @@ from multigpu.errors import UserError
 from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
-from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class OptimizerStep:
         self.overrides_clipping = is_overridden(
             "configure_gradient_clipping", module, LightningModule
         )
-        self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
+        self.step = self.precision.step
         # Without a context, step is called directly: that saves a call per step.
         self.apply = self.step if self.step_context is None else self._step_in_context
         self._gets_closure: dict[Optimizer, bool] = {}

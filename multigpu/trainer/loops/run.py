@@ -92,9 +92,6 @@ def run_stage(
     model.teardown(stage=stage)
     for logger in trainer.loggers:
         logger.finalize("success")
-    if trainer.profiler is not None:
-        trainer.profiler.describe()
-        trainer.profiler.teardown(stage)
     state.finish()
     if state.interrupted:
         raise SystemExit(143)  # 128 + 15: a shell's exit code for a process that SIGTERM ended
@@ -152,8 +149,6 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         logger.is_global_zero = trainer.is_global_zero
         if strategy.world.size > 1:
             logger.set_version(strategy.broadcast(logger.version))
-    if trainer.profiler is not None:
-        trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (model,) if datamodule is None else (datamodule, model):
         with fail_together(strategy.world, strategy.gather_objects):
             world = strategy.world

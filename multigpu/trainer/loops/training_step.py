@@ -11,7 +11,6 @@ from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
 from multigpu.trainer.loops.anomaly import check_finite
-from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ class TrainingStep:
         self.overrides_zero_grad = is_overridden(
             "optimizer_zero_grad", module, LightningModule
         )
-        self.forward = profiled(trainer.profiler, "training_step", self._forward)
-        self.backward = profiled(trainer.profiler, "backward", self._backward)
         self.step_end = getattr(module, "training_step_end", None)
         self.merges = is_overridden("reduce_loss", trainer.strategy, Strategy)
         self.returning = "training_step" if self.step_end is None else "training_step_end"
@@ -71,7 +68,7 @@ class TrainingStep:
         with self.strategy.no_sync(self.state.model):
             return self._gradients(batch, index)
 
-    def _forward(self, batch: Any, index: int) -> Any:
+    def forward(self, batch: Any, index: int) -> Any:
         """training_step's output, after training_step_end or the strategy's reduce_loss."""
         if self.precision.plain:
             output = self.step(batch, index)
@@ -82,7 +79,7 @@ class TrainingStep:
             return self.step_end(output)
         return self.strategy.reduce_loss(output) if self.merges else output
 
-    def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if needed, then call the module's `backward` and the hooks around it.
 
         `manual_backward` also calls this method.
