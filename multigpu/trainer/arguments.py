@@ -8,7 +8,6 @@ import os
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from multigpu.errors import UserError, did_you_mean, pluralize
 from multigpu.launch.world import World, find_world, is_rank_zero
 from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
-from multigpu.trainer.callbacks.timer import to_seconds
 from multigpu.trainer.refused import REFUSED, refuse
 
 if TYPE_CHECKING:
@@ -276,8 +274,7 @@ def check_numbers(trainer: "Trainer") -> None:
             raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")
     limits = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
     for name in (*limits, "overfit_batches", "val_check_interval"):
-        if name != "val_check_interval" or not is_time(trainer.val_check_interval):
-            _check_batches(name, getattr(trainer, name))
+        _check_batches(name, getattr(trainer, name))
     value = trainer.gradient_clip_val
     if value is not None and (type(value) not in (int, float) or value < 0):
         raise UserError(
@@ -289,18 +286,11 @@ def check_numbers(trainer: "Trainer") -> None:
             f"gradient_clip_algorithm is {algorithm!r}: expected 'norm' or 'value'."
         )
     interval = trainer.val_check_interval
-    if is_time(interval):
-        to_seconds(interval, "Trainer(val_check_interval")
-    elif trainer.check_val_every_n_epoch is None and type(interval) is not int:
+    if trainer.check_val_every_n_epoch is None and type(interval) is not int:
         raise UserError(
             "check_val_every_n_epoch=None counts batches across epochs: "
-            "give val_check_interval as a number of batches, or as a time."
+            "give val_check_interval as a number of batches."
         )
-
-
-def is_time(interval: Any) -> bool:
-    """Whether val_check_interval is a time: "DD:HH:MM:SS", a timedelta or its arguments."""
-    return isinstance(interval, (str, dict, timedelta))
 
 
 def _check_batches(name: str, value: Any) -> None:
@@ -318,13 +308,11 @@ def _check_batches(name: str, value: Any) -> None:
 
 
 def batches_between_validations(trainer: "Trainer", epoch: float, validates: bool) -> float:
-    """Return val_check_interval as a number of batches; infinity if it is a time.
+    """Return val_check_interval as a number of batches; infinity: at the epoch's end.
 
     epoch   batches per epoch; val_check_interval can be a fraction of this number
     """
     interval = trainer.val_check_interval
-    if is_time(interval):
-        return float("inf")
     if type(interval) is int:
         if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
             raise UserError(

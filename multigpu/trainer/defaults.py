@@ -10,7 +10,6 @@ from multigpu.trainer.callbacks import (
     Callback,
     ModelCheckpoint,
     ProgressBar,
-    Timer,
     TQDMProgressBar,
 )
 from multigpu.trainer.hooks import is_overridden
@@ -41,13 +40,12 @@ def run_lengths(trainer: "Trainer") -> dict[str, Any]:
 
 
 def limit_epochs(trainer: "Trainer") -> None:
-    """Replace max_epochs=None: by no limit if max_steps or a Timer limits the fit, else by
+    """Replace max_epochs=None: by no limit if max_steps limits the fit, else by
     1000, with a warning.
     """
     if trainer.max_epochs is not None:
         return
-    timed = any(isinstance(callback, Timer) for callback in trainer.callbacks)
-    if trainer.max_steps != -1 or timed:
+    if trainer.max_steps != -1:
         trainer.max_epochs = -1
         return
     trainer.max_epochs = 1000
@@ -75,7 +73,6 @@ def callbacks_for(
     given: Any,
     enable_checkpointing: bool | None,
     enable_progress_bar: bool | None,
-    max_time: Any,
 ) -> list[Callback]:
     """Return the user's callbacks, and the default callbacks that are not turned off.
 
@@ -102,13 +99,6 @@ def callbacks_for(
         )
     if enable_progress_bar is not False and not has_bar:
         callbacks.append(TQDMProgressBar())
-    if max_time is not None:
-        if any(isinstance(cb, Timer) for cb in callbacks):
-            raise UserError(
-                f"max_time={max_time!r}, but callbacks has a Timer: give the time to one of "
-                f"them only."
-            )
-        callbacks.append(Timer(max_time))
     keys = [cb.state_key for cb in callbacks if is_overridden("state_dict", cb, Callback)]
     if duplicate := next((key for key in keys if keys.count(key) > 1), None):
         raise UserError(

@@ -4,7 +4,7 @@ The names of the Trainer's arguments, of callbacks, loggers, functions and metho
 REFUSED. A program that needs one of them runs with Lightning itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from multigpu.errors import UserError, unsupported
@@ -20,6 +20,7 @@ SIZES = "compare several batch sizes yourself"
 
 REFUSED = {
     # arguments of the Trainer
+    "max_time": "set trainer.should_stop in a Callback",
     "profiler": PROFILER,
     "plugins": "give strategy and precision instead",
     "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
@@ -63,11 +64,14 @@ REFUSED = {
     "RichProgressBar": "use TQDMProgressBar",
     "RichProgressBarTheme": "use TQDMProgressBar",
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
+    "Timer": "set trainer.should_stop in a Callback",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
     # profilers
     "AdvancedProfiler": PROFILER,
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
+    # arguments of callbacks
+    "train_time_interval": CHECKPOINTS,
     # loggers
     "CometLogger": LOGGERS,
     "LitLogger": LOGGERS,
@@ -92,6 +96,14 @@ def sentence(name: str) -> str:
 def refuse(name: str) -> NoReturn:
     """Raise UserError with the sentence about this name."""
     raise UserError(sentence(name))
+
+
+def refuse_arguments(what: str, arguments: Iterable[str]) -> None:
+    """Raise the error for arguments that `what`, a class here, does not have."""
+    for name in arguments:
+        if name in REFUSED:
+            refuse(name)
+        raise TypeError(f"{what} has no argument {name!r}")
 
 
 def refused_names(module: str) -> Callable[[str], type]:

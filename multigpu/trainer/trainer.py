@@ -4,7 +4,6 @@ import inspect
 import os
 from argparse import ArgumentParser, Namespace
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +73,12 @@ class Trainer:
         min_epochs: int | None = None,
         max_steps: int | None = -1,
         min_steps: int | None = None,
-        max_time: str | timedelta | dict[str, int] | None = None,
         limit_train_batches: int | float | None = None,
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
         overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        val_check_interval: int | float | None = None,
         check_val_every_n_epoch: int | None = 1,
         reload_dataloaders_every_n_epochs: int = 0,
         num_sanity_val_steps: int | None = None,
@@ -147,7 +145,7 @@ class Trainer:
         vars(self).update(defaults.run_lengths(self))
         self.loggers = defaults.loggers_for(self, logger)
         self.callbacks = defaults.callbacks_for(
-            self, callbacks, enable_checkpointing, enable_progress_bar, max_time
+            self, callbacks, enable_checkpointing, enable_progress_bar
         )
         self.state = RunState(Results(self.strategy.gather_objects, 1, training=False))
 

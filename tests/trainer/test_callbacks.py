@@ -3,7 +3,6 @@
 import inspect
 import math
 import re
-from datetime import timedelta
 from types import SimpleNamespace
 
 import lightnings
@@ -18,6 +17,7 @@ import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks
 from multigpu.trainer.callbacks.early_stopping import EarlyStoppingReason
+from multigpu.trainer.refused import sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -245,96 +245,6 @@ def test_mistakes_with_the_learning_rate_monitor(lightning, tmp_path):
         callbacks.LearningRateMonitor().on_train_start(trainer, None)
 
 
-# ---- Timer ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("duration", "seconds"),
-    [("01:02:03:04", 93784), ({"minutes": 2}, 120), (timedelta(1), 86400)],
-)
-def test_a_timers_duration(lightning, duration, seconds):
-    expected = lightning.pytorch.callbacks.Timer(duration)
-    timer = callbacks.Timer(duration)
-    assert timer.time_remaining() == expected.time_remaining() == seconds
-    assert timer.state_dict() == expected.state_dict()
-    assert timer.state_key == expected.state_key
-
-
-@pytest.mark.parametrize(("interval", "steps"), [("step", 1), ("epoch", 4)])
-def test_a_timer_stops_the_run(lightning, tmp_path, interval, steps):
-    timer = callbacks.Timer(timedelta(microseconds=1), interval, verbose=False)
-    assert fit(tmp_path, timer, SCORES).global_step == steps
-    assert timer.time_elapsed() > 0 == timer.time_elapsed("test")
-    assert timer.end_time() >= timer.start_time()
-
-
-def test_a_timer_counts_the_previous_run(capsys):
-    timer = callbacks.Timer({"seconds": 5})
-    timer.load_state_dict({"time_elapsed": {"train": 6.0}})
-    assert timer.time_elapsed("test") == 0
-    run = fake()
-    timer.on_fit_start(run, None)
-    assert run.should_stop
-    assert timer.time_remaining() == -1
-    assert "after 0:00:06" in capsys.readouterr().out
-
-
-def test_rank_0s_clock_decides():
-    timer = callbacks.Timer({"seconds": 5})
-    timer.load_state_dict({"time_elapsed": {"train": 6.0}})
-    trainer = fake(strategy=SimpleNamespace(broadcast=lambda value: False))
-    timer.on_train_batch_end(trainer, None, None, None, 0)
-    assert not trainer.should_stop
-
-
-def test_a_timer_measures_a_second_test_anew():
-    timer = callbacks.Timer()
-    timer.on_test_start(None, None)
-    timer.on_test_end(None, None)
-    assert timer.end_time("test") is not None
-    timer.on_test_start(None, None)
-    assert timer.end_time("test") is None
-
-
-@pytest.mark.parametrize("duration", ["1:2", "00:00:00", 3, {"fortnights": 1}])
-def test_a_wrong_duration(duration):
-    with pytest.raises(UserError, match=re.escape(f"Timer(duration={duration!r})")):
-        callbacks.Timer(duration)
-
-
-def test_other_mistakes_with_a_timer():
-    with pytest.raises(UserError, match=r"'batch'.*'step' or 'epoch'"):
-        callbacks.Timer(interval="batch")
-    with pytest.raises(UserError, match=r"'training'.*the stages are train, "):
-        callbacks.Timer().time_elapsed("training")
-
-
-def test_a_timer_without_a_limit():
-    assert callbacks.Timer().time_remaining() is None
-
-
-def test_a_timer_without_time_trains_nothing(lightning, tmp_path):
-    """Its time was spent in an earlier run, or there was none."""
-    timer = callbacks.Timer(timedelta(microseconds=1), verbose=False)
-    run = fit(tmp_path, timer, SCORES)
-    assert run.global_step == 1
-    for spent in (timer, callbacks.Timer(timedelta(0), verbose=False)):
-        model = plain_net.Net()
-        before = model.layer.weight.detach().clone()
-        run = plain_net.trainer(callbacks=[spent], max_epochs=3)
-        run.fit(model, DataLoader(plain_net.rows(), 4))
-        assert run.global_step == run.current_epoch == 0
-        assert torch.equal(before, model.layer.weight)
-
-
-def test_a_time_alone_limits_the_run():
-    spent = timedelta(microseconds=1)
-    for given in ({"max_time": spent}, {"callbacks": [callbacks.Timer(spent)]}):
-        run = plain_net.trainer(max_epochs=None, **given)
-        run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-        assert run.max_epochs == -1
-
-
 # ---- names and arguments --------------------------------------------------------------------
 
 
@@ -352,17 +262,25 @@ def test_every_hook_has_lightnings_arguments(lightning):
         "ModelCheckpoint",
         "EarlyStopping",
         "LearningRateMonitor",
-        "Timer",
         "TQDMProgressBar",
     ],
 )
 def test_every_callback_has_lightnings_arguments(lightning, name):
+    """Those that are here have its order and defaults; the others are refused."""
+
     def arguments(cls):
         parameters = inspect.signature(cls.__init__).parameters.values()
-        return [(parameter.name, parameter.default) for parameter in parameters]
+        return {
+            each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD
+        }
 
-    expected = arguments(getattr(lightning.pytorch.callbacks, name))
-    assert arguments(getattr(callbacks, name)) == expected
+    theirs = arguments(getattr(lightning.pytorch.callbacks, name))
+    this = arguments(getattr(callbacks, name))
+    missing = theirs.keys() - this.keys()
+    assert list(this.items()) == [pair for pair in theirs.items() if pair[0] not in missing]
+    for argument in missing:
+        with pytest.raises(UserError, match=re.escape(sentence(argument))):
+            getattr(callbacks, name)(**{argument: True})
 
 
 # ---- the Trainer's list of callbacks --------------------------------------------------------

@@ -3,7 +3,6 @@
 Lightning's Trainer runs both; files and states are compared.
 """
 
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,7 +120,6 @@ CHECKPOINTS = {
         {"every_n_train_steps": 3, "monitor": "train/loss", "filename": "{step}"},
         {},
     ),
-    "all the time": ({"train_time_interval": timedelta(0), "save_top_k": -1}, {}),
     "after validation": ({"save_on_train_epoch_end": False, "save_top_k": -1}, {}),
     "validation twice an epoch": (
         {"save_top_k": -1},
@@ -302,13 +300,6 @@ def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
     assert outside.exists()
     remove_checkpoint(fake(), str(inside), "new", str(folder))
     assert not inside.exists()
-
-
-def test_rank_0s_clock_decides_whether_to_save(tmp_path):
-    trainer = fake(strategy=SimpleNamespace(broadcast=lambda value: False), global_step=3)
-    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=timedelta(0))
-    checkpoint.on_train_batch_end(trainer, None, None, None, 0)
-    assert not trainer.saved
 
 
 def test_a_checkpoint_is_kept_if_all_ranks_find_its_score_better(tmp_path):

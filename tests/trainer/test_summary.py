@@ -78,7 +78,6 @@ def output(capsys, run, *args, **keywords):
     [
         ({"max_epochs": 2}, "`max_epochs=2` reached"),
         ({"max_steps": 3, "max_epochs": -1}, "`max_steps=3` reached"),
-        ({"max_time": {"seconds": 0}}, "`trainer.should_stop` was set"),
     ],
 )
 def test_the_end_of_a_run_names_its_reason(tmp_path, capsys, arguments, reason):

@@ -7,7 +7,6 @@ from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.callbacks.model_summary import ModelSummary
 from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
-from multigpu.trainer.callbacks.timer import Timer
 from multigpu.trainer.refused import refused_names
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "OnExceptionCheckpoint",
     "ProgressBar",
     "TQDMProgressBar",
-    "Timer",
 ]
 
 __getattr__ = refused_names(__name__)

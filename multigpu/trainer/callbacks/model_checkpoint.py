@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from copy import copy
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from multigpu.trainer.callbacks.monitor import (
     missing_metric,
     to_score,
 )
+from multigpu.trainer.refused import refuse_arguments
 
 if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
@@ -69,11 +69,10 @@ class ModelCheckpoint(Callback):
     `enable_version_counter` a file of another run is not overwritten; the new file's name gets
     "-v1". `save_last` also keeps "last.ckpt", as a copy or, with "link", as a symbolic link.
 
-    It saves every `every_n_epochs` epochs (default 1), every `every_n_train_steps` optimizer
-    steps, or at every `train_time_interval`. Only one of the three can be given. An epoch's
-    checkpoint is written after the validation or, with `save_on_train_epoch_end`, at the end
-    of the training epoch. By default it is written at the end if validation runs once per
-    epoch.
+    It saves every `every_n_epochs` epochs (default 1) or every `every_n_train_steps` optimizer
+    steps. Only one of the two can be given. An epoch's checkpoint is written after the
+    validation or, with `save_on_train_epoch_end`, at the end of the training epoch. By default
+    it is written at the end if validation runs once per epoch.
 
     Raises UserError for invalid arguments, and for a metric that is not logged.
     """
@@ -97,11 +96,12 @@ class ModelCheckpoint(Callback):
         mode: str = "min",
         auto_insert_metric_name: bool = True,
         every_n_train_steps: int | None = None,
-        train_time_interval: timedelta | None = None,
         every_n_epochs: int | None = None,
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
+        **refused: Any,
     ):
+        refuse_arguments("ModelCheckpoint", refused)
         if save_top_k < -1:
             raise UserError(
                 f"ModelCheckpoint(save_top_k={save_top_k}): "
@@ -124,7 +124,7 @@ class ModelCheckpoint(Callback):
         self.auto_insert_metric_name = auto_insert_metric_name
         self._enable_version_counter = enable_version_counter
         self._schedule = CheckpointSchedule(
-            every_n_train_steps, train_time_interval, every_n_epochs, save_on_train_epoch_end
+            every_n_train_steps, every_n_epochs, save_on_train_epoch_end
         )
         self.best_k_models: dict[str, Tensor] = {}
         self.best_model_path = ""
@@ -151,7 +151,6 @@ class ModelCheckpoint(Callback):
             mode=self.mode,
             every_n_train_steps=self._schedule.every_n_train_steps,
             every_n_epochs=self._schedule.every_n_epochs,
-            train_time_interval=self._schedule.train_time_interval,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,7 +187,6 @@ class ModelCheckpoint(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._schedule.start_clock()
         self._has_validated = False
         self._has_ended_epoch = False
 

@@ -1,6 +1,5 @@
 """Runs training: epochs and batches, with validation, schedulers and checkpoints."""
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +7,6 @@ import torch
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
-from multigpu.trainer import arguments
-from multigpu.trainer.callbacks.timer import to_seconds
 from multigpu.trainer.loops import advice, call_hooks, dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.loops.fit_data import FitData
 from multigpu.trainer.loops.limits import may_stop, reason_to_stop
@@ -54,8 +51,6 @@ class FitLoop:
         self.exchanges_steps = True
         self.last = False
         self.epoch_ended = False
-        self.seconds_between_validations: float | None = None
-        self.validated_at = 0.0
         self.epoch_start_states: dict[str, Any] | None = None
         self.states_after_skip: dict[str, Any] | None = None
         self.training_step: TrainingStep | None = None
@@ -85,10 +80,6 @@ class FitLoop:
             trainer.report(f"`Trainer.fit` stopped: {reason}.")
             return
         self.automatic = self.module.automatic_optimization
-        interval = trainer.val_check_interval
-        if arguments.is_time(interval):
-            self.seconds_between_validations = to_seconds(interval, "val_check_interval")
-        self.validated_at = time.monotonic()
         iterator = self._iterator()
         if self.data.validation is None and self.data.validates_in_epoch():
             self.data.load_validation()
@@ -315,7 +306,6 @@ class FitLoop:
                 self.module.on_validation_model_zero_grad()
             self.data.load_validation()
             self.data.validation.run()
-            self.validated_at = time.monotonic()
             state.results = self.results
         if completes_step:
             if state.lr_scheduler_configs and self.automatic:
@@ -366,10 +356,6 @@ class FitLoop:
             return True
         if not together:
             self._check_meeting_point()
-        if self.seconds_between_validations is not None:
-            seconds = time.monotonic() - self.validated_at
-            # Rank 0 decides, because clocks differ but all ranks must validate together.
-            return self.strategy.broadcast(seconds >= self.seconds_between_validations)
         batches = self.state.data.val_check_batch
         if batches == float("inf"):
             return last
@@ -379,11 +365,6 @@ class FitLoop:
     def _check_meeting_point(self) -> None:
         """Raises UserError if ranks that do not step together could validate apart."""
         name = self.strategy.name
-        if self.seconds_between_validations is not None:
-            raise UserError(
-                f"val_check_interval={self.trainer.val_check_interval!r} is a time, but with "
-                f"{name} the ranks do not wait for each other: give a number of batches."
-            )
         unsized = self.data.length == float("inf")
         if unsized and self.state.data.val_check_batch != float("inf"):
             raise UserError(
