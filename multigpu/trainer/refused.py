@@ -60,6 +60,7 @@ REFUSED = {
     "LearningRateFinder": RATES,
     "LearningRateLogger": "use LearningRateMonitor, its newer name",
     "ModelPruning": "use torch.nn.utils.prune",
+    "OnExceptionCheckpoint": "give ModelCheckpoint(every_n_train_steps=…)",
     "RichModelSummary": "use ModelSummary",
     "RichProgressBar": "use TQDMProgressBar",
     "RichProgressBarTheme": "use TQDMProgressBar",
@@ -71,6 +72,7 @@ REFUSED = {
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
     # arguments of callbacks
+    "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
     # loggers
     "CometLogger": LOGGERS,

@@ -17,7 +17,6 @@ from multigpu.trainer.callbacks import (
     Callback,
     EarlyStopping,
     ModelCheckpoint,
-    OnExceptionCheckpoint,
     ProgressBar,
 )
 from multigpu.trainer.checkpointing.saving import save_checkpoint
@@ -285,18 +284,11 @@ class Trainer:
                 f"give one of them only."
             )
         check_model(stage, model)
-        if stage == "fit" and ckpt_path is None and self._has_exception_checkpoint():
-            ckpt_path = "last"
         if getattr(self.strategy, "trains_in_other_processes", False):
             return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
         return self.strategy.launch(
             run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
         )
-
-    def _has_exception_checkpoint(self) -> bool:
-        """Whether an earlier fit failed and left the file of an OnExceptionCheckpoint."""
-        savers = (cb for cb in self.callbacks if isinstance(cb, OnExceptionCheckpoint))
-        return any(os.path.exists(saver.ckpt_path) for saver in savers)
 
     def _print_metrics(self, of_dataloaders: list[dict[str, float]]) -> None:
         for number, metrics in enumerate(of_dataloaders):

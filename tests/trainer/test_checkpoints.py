@@ -4,13 +4,11 @@ Lightning's Trainer runs both; files and states are compared.
 """
 
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightnings
 import pytest
 import torch
-import yaml
 from lightnings import fake, fit
 
 from multigpu.errors import UserError
@@ -191,19 +189,6 @@ def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
         assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
 
 
-def test_saved_on_an_exception(lightning, tmp_path):
-    def fail_at_step_2(trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 2:
-            raise RuntimeError("power cut")
-
-    for cls, folder in classes(lightning, tmp_path):
-        checkpoint = cls(dirpath=folder, save_on_exception=True)
-        checkpoint.on_train_batch_start = fail_at_step_2
-        with pytest.raises(RuntimeError, match="power cut"):
-            fit(tmp_path, checkpoint, SCORES)
-        assert [path.name for path in folder.iterdir()] == ["epoch=0-step=2.ckpt"]
-
-
 def test_the_sanity_check_saves_nothing(tmp_path):
     trainer = fake(
         global_step=3, callback_metrics={"a": torch.tensor([1.0])}, sanity_checking=True
@@ -368,20 +353,3 @@ def test_the_counters_can_be_monitored(lightning, tmp_path):
         fit(root, cls(root, monitor="step", every_n_train_steps=1, save_top_k=2), SCORES)
         kept.append(sorted(path.name for path in root.glob("*.ckpt")))
     assert kept[0] == kept[1] == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
-
-
-def test_the_best_models_scores_are_written_as_yaml(lightning, tmp_path):
-    found = []
-    for checkpoint_class, folder in classes(lightning, tmp_path):
-        callback = checkpoint_class(folder, monitor="val_loss", save_top_k=2)
-        fit(tmp_path, callback, SCORES)
-        callback.to_yaml()
-        callback.to_yaml(folder / "named.yaml")
-        named, best = (
-            yaml.safe_load((folder / name).read_text())
-            for name in ("named.yaml", "best_k_models.yaml")
-        )
-        assert named == best
-        found.append({Path(path).name: score for path, score in best.items()})
-    assert found[0] == found[1]
-    assert sorted(found[0].values()) == pytest.approx([0.2, 0.3])

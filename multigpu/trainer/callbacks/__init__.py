@@ -5,7 +5,6 @@ from multigpu.trainer.callbacks.early_stopping import EarlyStopping
 from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.callbacks.model_summary import ModelSummary
-from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
 from multigpu.trainer.refused import refused_names
 
@@ -15,7 +14,6 @@ __all__ = [
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",
-    "OnExceptionCheckpoint",
     "ProgressBar",
     "TQDMProgressBar",
 ]

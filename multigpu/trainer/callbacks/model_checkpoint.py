@@ -91,7 +91,6 @@ class ModelCheckpoint(Callback):
         verbose: bool = False,
         save_last: bool | str | None = None,
         save_top_k: int = 1,
-        save_on_exception: bool = False,
         save_weights_only: bool = False,
         mode: str = "min",
         auto_insert_metric_name: bool = True,
@@ -119,7 +118,6 @@ class ModelCheckpoint(Callback):
         self.verbose = verbose
         self.save_last = save_last
         self.save_top_k = save_top_k
-        self.save_on_exception = save_on_exception
         self.save_weights_only = save_weights_only
         self.auto_insert_metric_name = auto_insert_metric_name
         self._enable_version_counter = enable_version_counter
@@ -235,35 +233,11 @@ class ModelCheckpoint(Callback):
         if self.save_last and not self._last_checkpoint_saved and not trainer.fast_dev_run:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        if not self.save_on_exception:
-            return
-        if trainer.world_size > 1:
-            # Saving needs all ranks, but the others can be in a collective of the step.
-            warnings.warn(
-                "save_on_exception saves nothing if there are several ranks.", stacklevel=2
-            )
-        elif not self._should_skip_saving_checkpoint(trainer):
-            metrics = self._monitor_candidates(trainer)
-            self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
-            self._save_last_checkpoint(trainer, metrics)
-
     def last_checkpoints(self, trainer: Trainer) -> set[str]:
         """The files that are named as last checkpoints, of this run and of earlier ones."""
         folder = Path(self.dirpath or default_folder(trainer))
         pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
         return {self.last_model_path, *map(str, folder.glob(pattern))}
-
-    def to_yaml(self, filepath: str | os.PathLike | None = None) -> None:
-        """Write best_k_models, path → score, to a YAML file; by default in `dirpath`."""
-        # PyYAML is imported only where it is used: training needs torch alone.
-        import yaml
-
-        path = Path(filepath or os.path.join(self.dirpath, "best_k_models.yaml"))
-        scores = {path: float(score) for path, score in self.best_k_models.items()}
-        path.write_text(yaml.safe_dump(scores))
 
     # ---- names
     # ----------------------------------------------------------------------------------
