@@ -42,10 +42,9 @@ class Trainer:
     """Lightning's Trainer, plus the strategies that Lightning has removed: dp, ddp2, horovod,
     bagua.
 
-    The arguments mean the same as in Lightning, with two differences:
+    The arguments mean the same as in Lightning, with one difference:
 
-    num_nodes        None: as many nodes as the launcher has started
-    detect_anomaly   True: stop at the first tensor that is not finite, and name it
+    num_nodes   None: as many nodes as the launcher has started
 
     The arguments become attributes of the same names. Users can change these between runs
     (trainer.max_epochs = 20), and callbacks can change them during a run. The state that

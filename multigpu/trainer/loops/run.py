@@ -219,7 +219,7 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
             f"training starts with {pluralize(in_eval_mode, 'module')} in eval mode and keeps "
             f"this mode: call model.train() to change it."
         )
-    with state.sigterm.handled():
+    with state.sigterm.handled(), torch.autograd.set_detect_anomaly(trainer.detect_anomaly):
         state.fit_loop.run()
     call_hooks.call(trainer, "on_fit_end")
 

@@ -10,7 +10,6 @@ from multigpu.errors import UserError
 from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
-from multigpu.trainer.loops.anomaly import check_finite
 from multigpu.trainer.module import LightningModule
 
 if TYPE_CHECKING:
@@ -124,8 +123,6 @@ class TrainingStep:
             return None
         if trainer.accumulate_grad_batches > 1:
             loss = loss / trainer.accumulate_grad_batches
-        if trainer.detect_anomaly:
-            check_finite(trainer, loss, batch)
         if loss.requires_grad:
             self.backward(loss)
         elif optimizer is not None:
@@ -133,8 +130,6 @@ class TrainingStep:
                 "the loss does not depend on any trainable parameter: training_step returned "
                 "a tensor without a graph. Return the loss itself, not its detached value."
             )
-        if trainer.detect_anomaly:
-            check_finite(trainer, loss, batch)
         return {**output, "loss": loss} if isinstance(output, dict) else loss
 
     def _run_and_step(self, batch: Any, index: int) -> Any:
@@ -193,8 +188,6 @@ class TrainingStep:
                 "Returning None skips a batch only in a run on one device: with several "
                 "ranks, the others would wait for this rank's gradients"
             )
-        elif trainer.detect_anomaly:
-            why = "Returning None skips a batch only without detect_anomaly=True"
         if why:
             what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
             raise UserError(
