@@ -81,23 +81,29 @@ REFUSED = {
     "NeptuneLogger": LOGGERS,
     "TestTubeLogger": LOGGERS,
     "WandbLogger": LOGGERS,
+    # optimizers
+    "closure": "take an optimizer that needs the gradients of one backward",
     # methods of the module
     "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
     "to_torchscript": "call torch.export.export(model, (inputs,))",
 }
 
 
-def sentence(name: str) -> str:
-    """What a user is told who uses this name."""
+def sentence(name: str, where: str = "") -> str:
+    """What a user is told who uses this name.
+
+    where   the object or call that uses it, if the name alone does not say it
+    """
+    where = f" in {where}" if where else ""
     return (
-        f"multigpu.trainer does not support Lightning's {name}: {REFUSED[name]}, or run the "
-        f"program with Lightning itself."
+        f"multigpu.trainer does not support Lightning's {name}{where}: {REFUSED[name]}, or "
+        f"run the program with Lightning itself."
     )
 
 
-def refuse(name: str) -> NoReturn:
+def refuse(name: str, where: str = "") -> NoReturn:
     """Raise UserError with the sentence about this name."""
-    raise UserError(sentence(name))
+    raise UserError(sentence(name, where))
 
 
 def refuse_arguments(what: str, arguments: Iterable[str]) -> None:

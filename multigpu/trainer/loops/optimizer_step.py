@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from inspect import Parameter, signature
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
-from multigpu.errors import UserError
 from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.refused import refuse
 
 if TYPE_CHECKING:
     from multigpu.trainer.loops.state import RunState
@@ -49,24 +49,6 @@ class OptimizerStep:
         self.step = self.precision.step
         # Without a context, step is called directly: that saves a call per step.
         self.apply = self.step if self.step_context is None else self._step_in_context
-        self._gets_closure: dict[Optimizer, bool] = {}
-
-    def gets_closure(self, optimizer: Optimizer) -> bool:
-        """Whether `optimizer.step` gets the closure; otherwise it is called before the step.
-
-        A loss scaler accepts no closure. Raises UserError if the optimizer needs one.
-        """
-        gets = self._gets_closure.get(optimizer)
-        if gets is None:
-            scaling = self.precision.scaler is not None
-            if scaling and needs_closure(optimizer):
-                raise UserError(
-                    f"precision 16-mixed uses loss scaling, which supports no closure, and "
-                    f"{type(optimizer).__name__} needs one: give precision='bf16-mixed'."
-                )
-            gets = not scaling and decides_on_closure(optimizer)
-            self._gets_closure[optimizer] = gets
-        return gets
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Average, unscale and clip the gradients, after the last backward of a step."""
@@ -98,32 +80,19 @@ class OptimizerStep:
     ) -> Any:
         """Step the optimizer: `self.optimizers().step(closure, **keywords)` calls it.
 
-        Returns what `optimizer.step` returns: with a closure, usually the loss.
+        A closure, which computes the loss and the gradients, is called once, before the step.
+        Returns what `optimizer.step` returns, or else what the closure returned.
 
         In automatic optimization, the module's optimizer_step calls it. There, the closure
         calls `prepare`, and TrainingStep counts the step.
         """
-        if closure is not None and self.gets_closure(optimizer):
-
-            def prepared() -> Any:
-                loss = closure()
-                if not self.automatic:
-                    self.prepare(optimizer)
-                return loss
-
-            context = self.step_context or nullcontext
-            with context(optimizer):
-                returned = optimizer.step(closure=prepared, **keywords)
-        else:
-            loss = None if closure is None else closure()
-            if not self.automatic:
-                self.prepare(optimizer)
-            returned = self.apply(optimizer, **keywords)
-            if returned is None:
-                returned = loss
+        loss = None if closure is None else closure()
+        if not self.automatic:
+            self.prepare(optimizer)
+        returned = self.apply(optimizer, **keywords)
         if not self.automatic:
             self.progress.global_step += 1
-        return returned
+        return loss if returned is None else returned
 
 
 class LightningOptimizer:
@@ -164,23 +133,12 @@ class LightningOptimizer:
         return getattr(self.optimizer, name)
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `optimizer.step` needs a closure: for LBFGS, or if `closure` is required."""
+def check_closure(optimizer: Optimizer) -> None:
+    """Raises UserError if the optimizer calls its closure itself, and perhaps several times.
+
+    LBFGS does, and an optimizer whose `step` has a closure without a default, such as SAM.
+    """
     closure = signature(optimizer.step).parameters.get("closure")
     required = closure is not None and closure.default is closure.empty
-    return required or isinstance(optimizer, torch.optim.LBFGS)
-
-
-def decides_on_closure(optimizer: Optimizer) -> bool:
-    """Whether `optimizer.step` decides when and how often it calls the closure, as SAM does.
-
-    torch's optimizers, except LBFGS, and this library's call it once, before they change
-    anything. For them the closure is called before `step`, with the same result: then the
-    strategy's hooks around `step` find the gradients.
-    """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        return True
-    if type(optimizer).step.__module__.startswith(("torch.optim.", "multigpu.")):
-        return False
-    parameters = signature(optimizer.step).parameters.values()
-    return any(p.name == "closure" or p.kind is Parameter.VAR_KEYWORD for p in parameters)
+    if required or isinstance(optimizer, torch.optim.LBFGS):
+        refuse("closure", f"{type(optimizer).__name__}.step")

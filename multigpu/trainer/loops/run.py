@@ -24,7 +24,11 @@ from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.fit import FitLoop
 from multigpu.trainer.loops.fit_data import FitData
 from multigpu.trainer.loops.log_context import LogContext
-from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
+from multigpu.trainer.loops.optimizer_step import (
+    LightningOptimizer,
+    OptimizerStep,
+    check_closure,
+)
 from multigpu.trainer.loops.precision import Precision
 from multigpu.trainer.loops.predict import PredictionLoop
 from multigpu.trainer.loops.results import Results
@@ -240,6 +244,8 @@ def _configure_optimizers(trainer: "Trainer") -> None:
         model.automatic_optimization,
         is_overridden("lr_scheduler_step", model, LightningModule),
     )
+    for optimizer in state.optimizers:
+        check_closure(optimizer)
     strategy.backwards_per_step = trainer.accumulate_grad_batches
     strategy.manual_optimization = not model.automatic_optimization
     state.model = strategy.wrap(state.model, state.optimizers)

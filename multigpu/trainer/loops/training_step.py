@@ -47,8 +47,7 @@ class TrainingStep:
         self.step = step if takes_index else lambda batch, index: step(batch)
         optimizer = state.optimizers[0] if state.optimizers else None
         self.steps_by_closure = optimizer is not None and (
-            self.optimizer_step.gets_closure(optimizer)
-            or is_overridden("optimizer_step", module, LightningModule)
+            is_overridden("optimizer_step", module, LightningModule)
         )
         if self.automatic and optimizer is None:
             state.warn_once(
@@ -152,8 +151,7 @@ class TrainingStep:
     def _run_closure(self, batch: Any, index: int) -> Any:
         """Call `optimizer_step` with a closure that runs forward and backward.
 
-        An optimizer can call the closure several times. Returns the output of the last call.
-        Raises UserError if the closure was not called.
+        Returns training_step's output. Raises UserError if the closure was not called.
         """
         state = self.state
         output = None
@@ -171,9 +169,8 @@ class TrainingStep:
         self.module.optimizer_step(self.progress.current_epoch, index, optimizer, closure)
         if not called:
             raise UserError(
-                f"neither optimizer_step nor {type(state.optimizers[0]).__name__}.step called "
-                f"the closure, which computes the loss and the gradients: pass it on, as in "
-                f"optimizer.step(closure=optimizer_closure)."
+                "optimizer_step did not call the closure, which computes the loss and the "
+                "gradients: pass it on, as in optimizer.step(closure=optimizer_closure)."
             )
         return output
 
