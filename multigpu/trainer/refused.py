@@ -81,6 +81,8 @@ REFUSED = {
     "NeptuneLogger": LOGGERS,
     "TestTubeLogger": LOGGERS,
     "WandbLogger": LOGGERS,
+    # data
+    "CombinedLoader": "give one DataLoader, of a torch.utils.data.StackDataset",
     # optimizers
     "closure": "take an optimizer that needs the gradients of one backward",
     # methods of the module

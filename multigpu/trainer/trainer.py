@@ -20,7 +20,6 @@ from multigpu.trainer.callbacks import (
     ProgressBar,
 )
 from multigpu.trainer.checkpointing.saving import save_checkpoint
-from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
@@ -439,9 +438,8 @@ class Trainer:
 
     @property
     def train_dataloader(self) -> Any:
-        """This rank's shard of the training dataloader, or of each of them."""
-        loader = self.state.data.train_dataloader
-        return loader.iterables if isinstance(loader, CombinedLoader) else loader
+        """This rank's shard of the training dataloader."""
+        return self.state.data.train_dataloader
 
     @property
     def val_dataloaders(self) -> Any:

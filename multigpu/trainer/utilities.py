@@ -11,13 +11,12 @@ from torch import nn
 from multigpu.errors import UserError
 from multigpu.launch.world import find_world
 from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
-from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.hooks import to_device
+from multigpu.trainer.refused import refused_names
 from multigpu.trainer.seed import preserved_random_states
 
 __all__ = [
     "AttributeDict",
-    "CombinedLoader",
     "MisconfigurationException",
     "grad_norm",
     "isolate_rng",
@@ -37,6 +36,8 @@ move_data_to_device = to_device
 isolate_rng = preserved_random_states
 # What this library raises where Lightning raises a MisconfigurationException.
 MisconfigurationException = UserError
+
+__getattr__ = refused_names(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")

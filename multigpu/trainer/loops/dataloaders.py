@@ -24,9 +24,9 @@ from torch.utils.data import (
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer import seed
-from multigpu.trainer.combined_loader import CombinedLoader, leaves, rebuild
 from multigpu.trainer.hooks import DataHooks, is_overridden
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.refused import refuse
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -66,11 +66,8 @@ def _in_order(trainer: "Trainer", name: str, loaders: Any) -> Any:
         shuffled = True
         return _with_sampler(loader, SequentialSampler(loader.dataset))
 
-    if isinstance(loaders, CombinedLoader):
-        ordered = copy.copy(loaders)
-        ordered.flattened = list(map(in_order, loaders.flattened))
-    else:
-        ordered = rebuild(loaders, map(in_order, leaves(loaders)))
+    several = isinstance(loaders, (list, tuple, Mapping))
+    ordered = list(map(in_order, as_list(loaders))) if several else in_order(loaders)
     if shuffled:
         trainer.state.warn_once(
             f"You requested to overfit but enabled {name} dataloader shuffling: its rows are "
@@ -136,12 +133,6 @@ class EveryNthBatch(Sampler):
 
 def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
     """Return this rank's shard of a dataloader, or the loader itself; seed its workers."""
-    if isinstance(loader, CombinedLoader):
-        ours = copy.copy(loader)
-        ours.flattened = [
-            prepare_for_rank(trainer, each, training) for each in loader.flattened
-        ]
-        return ours
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise UserError(
             f"a dataloader is {type(loader).__name__}: expected a DataLoader, or another "
@@ -242,10 +233,6 @@ def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> Data
 
 def start_epoch(loader: Any, epoch: int) -> None:
     """Call set_epoch on the loader's samplers that have this method."""
-    if isinstance(loader, CombinedLoader):
-        for each in loader.flattened:
-            start_epoch(each, epoch)
-        return
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)
         if hasattr(sampler, "set_epoch"):
@@ -254,29 +241,10 @@ def start_epoch(loader: Any, epoch: int) -> None:
 
 def num_batches(loader: Any) -> float:
     """The number of batches of the loader; infinity if it has no length."""
-    if isinstance(loader, CombinedLoader):
-        return loader.sized()
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
         return float("inf")
-
-
-def iterate(loader: Any) -> Iterator:
-    """Iterate over the batches; a CombinedLoader also gives their indices."""
-    if isinstance(loader, CombinedLoader):
-        return (batch for batch, _, _ in loader)
-    return iter(loader)
-
-
-def limit_loader(loader: Any, limit: int | float | None, name: str) -> float:
-    """The number of batches of a loader within `limit`; a CombinedLoader limits each."""
-    if not isinstance(loader, CombinedLoader):
-        return limit_batches(num_batches(loader), limit, name)
-    loader.limits = [
-        limit_batches(num_batches(each), limit, name) for each in loader.flattened
-    ]
-    return loader.sized()
 
 
 def limit_batches(batches: float, limit: int | float | None, name: str) -> float:
@@ -303,8 +271,13 @@ def as_list(loaders: Any) -> list:
     """Return one loader, or a list or dict of loaders, as a list; the keys have no effect."""
     if loaders is None:
         return []
-    if isinstance(loaders, CombinedLoader):
-        return loaders.flattened if loaders.mode == "sequential" else [loaders]
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def one_loader(loader: Any) -> Any:
+    """Return the training dataloader. Raises UserError for a list or dict of several."""
+    if isinstance(loader, (list, tuple, Mapping)):
+        refuse("CombinedLoader", f"trainer.fit with a {type(loader).__name__} of dataloaders")
+    return loader

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multigpu.errors import UserError, pluralize
-from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import advice, call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
@@ -66,16 +65,13 @@ class EvaluationLoop:
         self.seen_batches = [0] * len(loaders)
         kind = "val" if stage == "validate" else stage
         for loader in loaders:
-            advice.on_workers(trainer, kind, getattr(loader, "flattened", [loader]))
+            advice.on_workers(trainer, kind, [loader])
         name = f"limit_{kind}_batches"
         limit = getattr(trainer, name)
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
-        for whole, shard, sharded in zip(loaders, self.loaders, self.sharded, strict=True):
-            if isinstance(whole, CombinedLoader):
-                check_combined(whole, stage, self.num_shards)
-                whole = shard
-            batches = dataloaders.limit_loader(whole, limit, name)
+        for whole, sharded in zip(loaders, self.sharded, strict=True):
+            batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
             self.is_empty &= batches == 0
             if sharded:
                 if 0 < batches < self.num_shards and self.epoch_outputs is not None:
@@ -137,7 +133,7 @@ class EvaluationLoop:
                 limit = min(limit, sanity_steps)
             dataloaders.start_epoch(loader, self.state.progress.current_epoch)
             if limit:
-                for index, batch in enumerate(dataloaders.iterate(loader)):
+                for index, batch in enumerate(loader):
                     step(batch, index, number)
                     if index + 1 >= limit:
                         break
@@ -245,12 +241,3 @@ class EvaluationLoop:
             }
             for number in range(len(self.loaders))
         ]
-
-
-def check_combined(loader: CombinedLoader, stage: str, ranks: int) -> None:
-    """Raises UserError if the loader's batches cannot be shared out over the ranks."""
-    if ranks > 1:
-        raise UserError(
-            f"trainer.{stage} on {ranks} ranks cannot shard CombinedLoader(mode="
-            f"{loader.mode!r}): give mode='sequential', or a list of dataloaders."
-        )

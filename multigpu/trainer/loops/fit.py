@@ -140,7 +140,7 @@ class FitLoop:
             self.epoch_start_states = random_states()
         loader = self.data.loader
         dataloaders.start_epoch(loader, self.progress.current_epoch)
-        iterator = dataloaders.iterate(loader)
+        iterator = iter(loader)
         for _ in range(self.batches_done):
             next(iterator, END)
         if self.states_after_skip is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from multigpu.errors import UserError
 from multigpu.rendezvous import same_everywhere
 from multigpu.trainer import arguments
-from multigpu.trainer.combined_loader import combined
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import advice, dataloaders
 from multigpu.trainer.loops.evaluate import EvaluationLoop
@@ -78,18 +77,18 @@ class FitData:
         ):
             return
         self._epoch_of_training = trainer.current_epoch
-        train = combined(dataloaders.find_loader(trainer, "train", self.given))
+        train = dataloaders.one_loader(dataloaders.find_loader(trainer, "train", self.given))
         same_everywhere(
             self.strategy.world,
             "the kind of training dataloader (with a length, or without)",
             dataloaders.num_batches(train) < float("inf"),
             self.strategy.gather_objects,
         )
-        advice.on_workers(trainer, "train", getattr(train, "flattened", [train]))
+        advice.on_workers(trainer, "train", [train])
         self.loader = dataloaders.prepare_for_rank(trainer, train, training=True)
         self.length = dataloaders.num_batches(self.loader)
         name = "overfit_batches" if trainer.overfit_batches else "limit_train_batches"
-        limited = dataloaders.limit_loader(self.loader, trainer.limit_train_batches, name)
+        limited = dataloaders.limit_batches(self.length, trainer.limit_train_batches, name)
         self.batches = self._shortest_of_ranks(limited)
         if self.batches == 0:
             self.state.warn_once(
