@@ -24,8 +24,14 @@ REFUSED = {
     "profiler": PROFILER,
     "plugins": "give strategy and precision instead",
     "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
+    "reload_dataloaders_every_n_epochs": "change the data in a sampler's set_epoch",
     "model_registry": "it belongs to Lightning's own platform",
     "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
+    # methods of the Trainer
+    "add_argparse_args": "add the arguments that the program has to its own parser",
+    "from_argparse_args": "give the parsed values to Trainer(…)",
+    "init_module": "make the module within torch.device(…)",
+    "tune": SIZES,
     # arguments of Lightning 1.x
     "tpu_cores": ACCELERATORS,
     "ipus": ACCELERATORS,
@@ -61,7 +67,8 @@ REFUSED = {
     "LearningRateLogger": "use LearningRateMonitor, its newer name",
     "ModelPruning": "use torch.nn.utils.prune",
     "OnExceptionCheckpoint": "give ModelCheckpoint(every_n_train_steps=…)",
-    "RichModelSummary": "use ModelSummary",
+    "ModelSummary": "print(model)",
+    "RichModelSummary": "print(model)",
     "RichProgressBar": "use TQDMProgressBar",
     "RichProgressBarTheme": "use TQDMProgressBar",
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
@@ -72,9 +79,19 @@ REFUSED = {
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
     # arguments of callbacks
+    "log_rank_zero_only": "leave it out",
+    "log_momentum": "log it in a Callback",
+    "log_weight_decay": "log it in a Callback",
     "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
-    # loggers
+    # utilities
+    "grad_norm": "call torch.nn.utils.get_total_norm",
+    "isolate_rng": "call torch.random.fork_rng",
+    "move_data_to_device": "call batch.to(device)",
+    # loggers and their arguments
+    "default_hp_metric": "leave it out",
+    "log_graph": "call logger.experiment.add_graph(model, inputs)",
+    "sub_dir": "give the folder in save_dir",
     "CometLogger": LOGGERS,
     "LitLogger": LOGGERS,
     "MLFlowLogger": LOGGERS,
@@ -82,6 +99,7 @@ REFUSED = {
     "TestTubeLogger": LOGGERS,
     "WandbLogger": LOGGERS,
     # data
+    "from_datasets": "write a subclass with train_dataloader and val_dataloader",
     "CombinedLoader": "give one DataLoader, of a torch.utils.data.StackDataset",
     # optimizers
     "closure": "take an optimizer that needs the gradients of one backward",
@@ -106,6 +124,11 @@ def sentence(name: str, where: str = "") -> str:
 def refuse(name: str, where: str = "") -> NoReturn:
     """Raise UserError with the sentence about this name."""
     raise UserError(sentence(name, where))
+
+
+def refused_method(name: str) -> Callable[..., NoReturn]:
+    """A method in place of one that is not here."""
+    return lambda *args, **keywords: refuse(name)
 
 
 def refuse_arguments(what: str, arguments: Iterable[str]) -> None:

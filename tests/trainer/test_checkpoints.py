@@ -13,7 +13,6 @@ from lightnings import fake, fit
 
 from multigpu.errors import UserError
 from multigpu.trainer.callbacks import ModelCheckpoint
-from multigpu.trainer.callbacks.checkpoint_files import remove_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -92,12 +91,7 @@ CHECKPOINTS = {
     ),
     "a slash": ({"filename": "x{train/loss:.2f}", "auto_insert_metric_name": False}, {}),
     "missing in the name": ({"filename": "{nothing}-{epoch}"}, {}),
-    "link": ({"save_last": "link", "monitor": "val_loss"}, {}),
     "not full": ({"save_top_k": 9, "monitor": "val_loss"}, {}),
-    "nothing but links": (
-        {"save_last": "link", "save_top_k": 0, "every_n_train_steps": 3},
-        {},
-    ),
     "no validation, half an epoch": ({}, {"validate": False, "val_check_interval": 0.5}),
     "every two epochs": ({"every_n_epochs": 2, "save_top_k": -1, "save_last": True}, {}),
     "every three steps": ({"every_n_train_steps": 3, "save_top_k": -1}, {}),
@@ -276,14 +270,16 @@ def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
     folder = tmp_path / "checkpoints"
     # A sharded checkpoint is a folder.
     inside = folder / "a.ckpt"
-    inside.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    inside.touch()
     outside = tmp_path / "a.ckpt"
     outside.touch()
-    remove_checkpoint(fake(is_global_zero=False), str(inside), "new", str(folder))
+    checkpoint = ModelCheckpoint(folder)
+    checkpoint._remove(fake(is_global_zero=False), str(inside), "new")
     assert inside.exists()
-    remove_checkpoint(fake(), str(outside), "new", str(folder))
+    checkpoint._remove(fake(), str(outside), "new")
     assert outside.exists()
-    remove_checkpoint(fake(), str(inside), "new", str(folder))
+    checkpoint._remove(fake(), str(inside), "new")
     assert not inside.exists()
 
 

@@ -74,13 +74,3 @@ def test_an_optimizer_without_the_argument_is_stepped_after_the_gradients():
         L.Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(model, DataLoader(rows(4), 2))
         weights.append(model.layer[0].weight.detach())
     assert torch.equal(*weights)
-
-
-def test_optimizers_that_are_replaced_are_stepped(tmp_path):
-    def replace(self):
-        self.trainer.optimizers = [torch.optim.SGD(self.parameters(), 0.01)]
-
-    def own_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-        optimizer.step(closure=optimizer_closure)
-
-    both(tmp_path, on_train_start=replace, optimizer_step=own_step)

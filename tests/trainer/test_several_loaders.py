@@ -47,25 +47,3 @@ def test_one_name_for_two_loaders_is_refused(tmp_path):
     two = [DataLoader(plain_net.rows(), 4)] * 2
     with pytest.raises(UserError, match="add_dataloader_idx"):
         plain_net.trainer(tmp_path).test(Same(), two)
-
-
-def test_dataloaders_are_made_again(tmp_path):
-    """reload_dataloaders_every_n_epochs=2: the epochs in which each dataloader is made."""
-    found = []
-    for L in (ours, lightnings.package()):
-        made = []
-
-        def train(self, made=made):
-            made.append(("train", self.trainer.current_epoch))
-            return self.loader()
-
-        def val(self, made=made):
-            made.append(("val", self.trainer.current_epoch))
-            return self.loader()
-
-        module = user(L, train_dataloader=train, val_dataloader=val)()
-        arguments = {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 5}
-        trainer(L, tmp_path, **arguments).fit(module)
-        found.append(made)
-    assert found[0] == found[1]
-    assert [epoch for kind, epoch in found[0] if kind == "train"] == [0, 2, 4]
