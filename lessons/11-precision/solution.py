@@ -57,7 +57,7 @@ def fit_scaled(batches, factor, state, max_norm):
 import multigpu
 from multigpu.exercise import Exercise
 from multigpu.exercise.verdicts import difference
-from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer import Precision
 
 exercise = Exercise("11-precision")
 OPTIMIZERS = {

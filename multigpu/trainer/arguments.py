@@ -1,15 +1,8 @@
-"""Reads the Trainer's arguments: translates old names, checks names and numbers, and chooses
-the strategy.
-"""
+"""The Trainer's arguments: translates old names, and chooses the strategy and the devices."""
 
-import ast
-import inspect
 import os
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
-from datetime import timedelta
-from functools import wraps
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from multigpu import devices as compute_devices
@@ -17,34 +10,11 @@ from multigpu.errors import UserError, did_you_mean, pluralize
 from multigpu.launch.world import World, find_world, is_rank_zero
 from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
-from multigpu.trainer.callbacks.timer import to_seconds
+from multigpu.trainer.refused import REFUSED, refuse
 
 if TYPE_CHECKING:
-    from multigpu.trainer.trainer import Trainer
+    pass
 
-# Lightning's arguments, current and old, that this Trainer does not support, and what to use
-# instead.
-UNSUPPORTED = {
-    "plugins": "give strategy and precision instead",
-    "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
-    "model_registry": "it belongs to Lightning's own platform",
-    "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
-    "tpu_cores": "the accelerators are cpu, gpu and vgpu",
-    "ipus": "the accelerators are cpu, gpu and vgpu",
-    "resume_from_checkpoint": "call trainer.fit(model, ckpt_path=…)",
-    "auto_lr_find": "compare several learning rates yourself",
-    "auto_scale_batch_size": "compare several batch sizes yourself",
-    "amp_backend": "torch's own autocast is used: give precision='16-mixed'",
-    "amp_level": "torch's own autocast is used: give precision='16-mixed'",
-    "terminate_on_nan": "give detect_anomaly=True",
-    "track_grad_norm": "log the norm in on_before_optimizer_step",
-    "checkpoint_callback": "give enable_checkpointing, or a ModelCheckpoint in callbacks",
-    "progress_bar_refresh_rate": "give TQDMProgressBar(refresh_rate=…) in callbacks",
-    "weights_summary": "give enable_model_summary",
-    "weights_save_path": "give ModelCheckpoint(dirpath=…) in callbacks",
-    "stochastic_weight_avg": "use torch.optim.swa_utils",
-    "truncated_bptt_steps": "use manual optimization",
-}
 # Old name → today's name. The values mean the same.
 RENAMED = {
     "replace_sampler_ddp": "use_distributed_sampler",
@@ -56,75 +26,6 @@ OLD_ACCELERATORS = {
     name: {"strategy": name, "accelerator": "auto"}
     for name in ("dp", "ddp", "ddp2", "ddp_spawn", "horovod")
 } | {"ddp_cpu": {"strategy": "ddp_spawn", "accelerator": "cpu"}}
-# All old names that `translate_old_names` translates.
-OLD = ("gpus", "distributed_backend", *RENAMED)
-
-
-def with_environment(init: Callable[..., None]) -> Callable[..., None]:
-    """Give Trainer.__init__ the arguments that variables such as PL_TRAINER_DEVICES name.
-
-    An argument that the user gives has precedence. A variable's value is read as Python's
-    number, True, False, None, list or dict, and else as text.
-    """
-    names = list(inspect.signature(init).parameters)[1:]
-
-    @wraps(init)
-    def init_with_environment(self: "Trainer", *args: Any, **given: Any) -> None:
-        found = {
-            name: _value_of(os.environ[variable])
-            for name in names
-            if (variable := f"PL_TRAINER_{name.upper()}") in os.environ
-        }
-        init(self, *args, **{**found, **given})
-
-    return init_with_environment
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def add_to_parser(parser: ArgumentParser, trainer: "type[Trainer]") -> ArgumentParser:
-    """Add the Trainer's arguments, and their old names, to a parser. Returns the parser.
-
-    The values are read as those of PL_TRAINER_… are. A switch such as --fast_dev_run needs no
-    value.
-    """
-    group = parser.add_argument_group("Trainer", "see help(multigpu.trainer.Trainer)")
-    for name, parameter in _of_trainer(trainer).items():
-        switch = {"nargs": "?", "const": True} if type(parameter.default) is bool else {}
-        group.add_argument(f"--{name}", default=parameter.default, type=_value_of, **switch)
-    for name in OLD:
-        group.add_argument(f"--{name}", default=SUPPRESS, type=_value_of, help=SUPPRESS)
-    return parser
-
-
-def from_parsed(args: Namespace, trainer: "type[Trainer]") -> dict[str, Any]:
-    """The Trainer's arguments among the parsed ones, except those that have their default.
-
-    Old ones that are not None are included, and unsupported ones that are not off (None,
-    False), so that the Trainer translates them, or raises its sentence.
-    """
-    known = _of_trainer(trainer)
-    return {
-        name: value
-        for name, value in vars(args).items()
-        if (name in known and value != known[name].default)
-        or (name in OLD and value is not None)
-        or (name in UNSUPPORTED and value is not None and value is not False)
-    }
-
-
-def _of_trainer(trainer: "type[Trainer]") -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(trainer.__init__).parameters
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
 
 
 def translate_old_names(
@@ -167,11 +68,8 @@ def translate_old_names(
                 translated["strategy"] = value
         elif name in RENAMED:
             translated[RENAMED[name]] = value
-        elif name in UNSUPPORTED:
-            raise UserError(
-                f"Lightning's Trainer has an argument {name!r}, but this Trainer does not: "
-                f"{UNSUPPORTED[name]}."
-            )
+        elif name in REFUSED:
+            refuse(name)
         else:
             hint = did_you_mean(name, known) or "see help(Trainer)."
             raise UserError(f"the Trainer has no argument {name!r}: {hint}")
@@ -254,114 +152,3 @@ def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, 
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
         return "ddp_notebook", f"{devices}, and ddp cannot start a notebook or shell again"
     return "ddp", f"{devices}: each device gets a process that runs this script"
-
-
-def check_manual_optimization(trainer: "Trainer") -> None:
-    """Raises UserError for arguments that only automatic optimization supports."""
-    if trainer.gradient_clip_val:
-        raise UserError(
-            "gradient_clip_val is for automatic optimization: call "
-            "self.clip_gradients(optimizer, …) in training_step."
-        )
-    if trainer.accumulate_grad_batches > 1:
-        raise UserError(
-            "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
-            "only after every n-th batch."
-        )
-    if len(trainer.strategy.devices) > 1:
-        raise UserError(
-            f"{trainer.strategy.name} does not support manual optimization because it would "
-            f"run training_step, and so optimizer.step(), once for each part of a batch: use "
-            f"automatic optimization, or strategy='ddp'."
-        )
-
-
-def check_numbers(trainer: "Trainer") -> None:
-    """Raises UserError for a Trainer argument that is out of range."""
-    for name in ("max_epochs", "min_epochs", "max_steps", "min_steps"):
-        value = getattr(trainer, name)
-        if value is not None and (type(value) is not int or value < -1):
-            raise UserError(
-                f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit."
-            )
-    # log_every_n_steps=0 means never.
-    for name, least in (
-        ("fast_dev_run", 0),
-        ("accumulate_grad_batches", 1),
-        ("log_every_n_steps", 0),
-        ("reload_dataloaders_every_n_epochs", 0),
-        ("check_val_every_n_epoch", 1),
-    ):
-        value = getattr(trainer, name)
-        counts_batches = name == "check_val_every_n_epoch" and value is None
-        is_switch = name == "fast_dev_run" and type(value) is bool
-        if counts_batches or is_switch:
-            continue
-        if type(value) is not int or value < least:
-            raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")
-    limits = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
-    for name in (*limits, "overfit_batches", "val_check_interval"):
-        if name != "val_check_interval" or not is_time(trainer.val_check_interval):
-            _check_batches(name, getattr(trainer, name))
-    value = trainer.gradient_clip_val
-    if value is not None and (type(value) not in (int, float) or value < 0):
-        raise UserError(
-            f"gradient_clip_val is {value!r}: expected a number from 0 up, or None."
-        )
-    algorithm = trainer.gradient_clip_algorithm
-    if algorithm not in (None, "norm", "value"):
-        raise UserError(
-            f"gradient_clip_algorithm is {algorithm!r}: expected 'norm' or 'value'."
-        )
-    interval = trainer.val_check_interval
-    if is_time(interval):
-        to_seconds(interval, "Trainer(val_check_interval")
-    elif trainer.check_val_every_n_epoch is None and type(interval) is not int:
-        raise UserError(
-            "check_val_every_n_epoch=None counts batches across epochs: "
-            "give val_check_interval as a number of batches, or as a time."
-        )
-
-
-def is_time(interval: Any) -> bool:
-    """Whether val_check_interval is a time: "DD:HH:MM:SS", a timedelta or its arguments."""
-    return isinstance(interval, (str, dict, timedelta))
-
-
-def _check_batches(name: str, value: Any) -> None:
-    """Raises UserError unless `value` is a number of batches, a fraction, or None."""
-    if value is None:
-        return
-    is_number = type(value) in (int, float) and value >= 0
-    too_large = type(value) is float and value > 1
-    never = value == 0 and name == "val_check_interval"
-    if not is_number or too_large or never:
-        raise UserError(
-            f"{name} is {value!r}: expected a number of batches, or a fraction from "
-            f"0.0 to 1.0."
-        )
-
-
-def batches_between_validations(trainer: "Trainer", epoch: float, validates: bool) -> float:
-    """Return val_check_interval as a number of batches; infinity if it is a time.
-
-    epoch   batches per epoch; val_check_interval can be a fraction of this number
-    """
-    interval = trainer.val_check_interval
-    if is_time(interval):
-        return float("inf")
-    if type(interval) is int:
-        if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
-            raise UserError(
-                f"val_check_interval={interval}, but an epoch has {epoch} batches: give at "
-                f"most {epoch}, or check_val_every_n_epoch=None to count across epochs."
-            )
-        return interval
-    if epoch == float("inf"):
-        if validates and interval != 1.0:
-            raise UserError(
-                f"val_check_interval={interval} is a fraction, but the dataloader has no "
-                f"length: give a whole number."
-            )
-        return float("inf")
-    return max(1, int(epoch * interval))

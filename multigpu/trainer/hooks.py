@@ -67,14 +67,7 @@ def _no_dataloader(owner: DataHooks, name: str) -> NotImplementedError:
 
 
 class ModuleHooks(DataHooks):
-    """The hooks of a LightningModule, called in loops/.
-
-    Their order is that of run.py, fit.py, training_step.py, optimizer_step.py, evaluate.py.
-
-    on_…_model_eval calls the module's `eval()`; override it to do something else. An
-    overridden on_…_model_train replaces the code that restores the previous modes; called
-    with super(), it sets all modules to training mode. Lightning never calls
-    on_predict_model_train, but this Trainer does.
+    """The hooks of a LightningModule. start.py, fit.py, step.py and evaluate.py call them.
 
     A run that resumes within an epoch calls on_train_epoch_start for the rest of it, because
     what the hook prepares is not in the checkpoint. Lightning does not call it.
@@ -85,9 +78,6 @@ class ModuleHooks(DataHooks):
 
         It can be called several times: return at once if the layers exist.
         """
-
-    def configure_sharded_model(self) -> None:
-        """The name of configure_model before Lightning 2.1."""
 
     def on_fit_start(self) -> None: ...
     def on_fit_end(self) -> None: ...
@@ -101,50 +91,20 @@ class ModuleHooks(DataHooks):
     def on_validation_end(self) -> None: ...
     def on_validation_epoch_start(self) -> None: ...
     def on_validation_epoch_end(self) -> None: ...
-    def on_validation_batch_start(
-        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
-    def on_validation_batch_end(
-        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
+    def on_validation_batch_start(self, batch, batch_idx, dataloader_idx=0): ...
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0): ...
     def on_test_start(self) -> None: ...
     def on_test_end(self) -> None: ...
     def on_test_epoch_start(self) -> None: ...
     def on_test_epoch_end(self) -> None: ...
-    def on_test_batch_start(
-        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
-    def on_test_batch_end(
-        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
+    def on_test_batch_start(self, batch, batch_idx, dataloader_idx=0): ...
+    def on_test_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0): ...
     def on_predict_start(self) -> None: ...
     def on_predict_end(self) -> None: ...
     def on_predict_epoch_start(self) -> None: ...
     def on_predict_epoch_end(self) -> None: ...
-    def on_predict_batch_start(
-        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
-    def on_predict_batch_end(
-        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
-
-    def on_validation_model_eval(self) -> None:
-        self.eval()
-
-    def on_validation_model_train(self) -> None:
-        self.train()
-
-    def on_test_model_eval(self) -> None:
-        self.eval()
-
-    def on_test_model_train(self) -> None:
-        self.train()
-
-    def on_predict_model_eval(self) -> None:
-        self.eval()
-
-    def on_predict_model_train(self) -> None:
-        self.train()
+    def on_predict_batch_start(self, batch, batch_idx, dataloader_idx=0): ...
+    def on_predict_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0): ...
 
     def on_before_backward(self, loss: torch.Tensor) -> None: ...
     def on_after_backward(self) -> None: ...
@@ -155,7 +115,7 @@ class ModuleHooks(DataHooks):
 
     # Seven more hooks, of Lightning 1.x, have no default, and are called if a module has them.
     #     training_epoch_end(outputs), validation_epoch_end, test_epoch_end
-    # See loops/epoch_outputs.py.
+    # See epoch_outputs.py.
     #     training_step_end(step_output), validation_step_end, test_step_end, predict_step_end
     # With dp and ddp2, each replica computes a part of the batch; these hooks get the outputs
     # of all replicas. They are called with every strategy, so a module works with each.

@@ -1,11 +1,9 @@
 """LightningModule: the user's model, steps and optimizers, without devices, ranks or loops."""
 
-import inspect
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,8 +11,11 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
-from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
+from multigpu.nested import map_tensors
+from multigpu.trainer import checkpoint_io
 from multigpu.trainer.hooks import ModuleHooks
+from multigpu.trainer.hyperparameters import HyperparametersMixin, make_from_hyperparameters
+from multigpu.trainer.refused import refused_method
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -31,13 +32,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
-    __jit_unused_properties__: list[str]
 
     def __init__(self) -> None:
         super().__init__()
         self._automatic_optimization = True
-        self._strict_loading: bool | None = None
-        self.example_input_array: Any = None
+        self.strict_loading = True
         # In __dict__, because nn.Module.__setattr__ is slow. `_log_context` says which hook
         # runs.
         self.__dict__["_trainer"] = None
@@ -52,15 +51,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     @automatic_optimization.setter
     def automatic_optimization(self, automatic: bool) -> None:
         self._automatic_optimization = automatic
-
-    @property
-    def strict_loading(self) -> bool:
-        """Whether a checkpoint must have exactly this module's tensors; by default True."""
-        return self._strict_loading is not False
-
-    @strict_loading.setter
-    def strict_loading(self, strict: bool | None) -> None:
-        self._strict_loading = strict
 
     # ---- what the user writes ---------------------------------------------------------------
 
@@ -113,7 +103,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         rank_zero_only: bool = False,
     ) -> None:
         """Record a number for the loggers, the callbacks and the progress bar; see
-        loops/results.py.
+        results.py.
 
         The default in a training batch is to report the value of each step. Elsewhere, the
         default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
@@ -170,12 +160,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""
         # torchmetrics' collection of metrics that share states would copy them in each step.
-        if type(dictionary) is dict or not getattr(
-            dictionary, "_enable_compute_groups", False
-        ):
-            items = dictionary.items()
-        else:
-            items = dictionary.items(copy_state=False)
+        shares = getattr(dictionary, "_enable_compute_groups", False)
+        items = dictionary.items(copy_state=False) if shares else dictionary.items()
         for name, value in items:
             self.log(name, value, *args, **keywords)
 
@@ -193,8 +179,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose
                            `step` does none of this
         """
-        state = self.trainer.state
-        optimizers = state.lightning_optimizers if use_pl_optimizer else state.optimizers
+        run = self.trainer.run
+        optimizers = run.lightning_optimizers if use_pl_optimizer else run.optimizers
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def lr_schedulers(self) -> Any:
@@ -213,7 +199,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
                 "manual_backward is for manual optimization: set self.automatic_optimization "
                 "= False."
             )
-        self.trainer.state.fit_loop.training_step.backward(loss, *args, **kwargs)
+        self.trainer.run.fit_loop.step.backward(loss, *args, **kwargs)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor of all ranks, stacked to the shape (ranks, …).
@@ -228,18 +214,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         strategy = self.trainer.strategy
         if strategy.world.size == 1:
             return data
-        if isinstance(data, Mapping):
-            return {
-                key: self.all_gather(value, group, sync_grads) for key, value in data.items()
-            }
-        if isinstance(data, (list, tuple)):
-            items = [self.all_gather(value, group, sync_grads) for value in data]
-            return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
-        tensor = torch.as_tensor(data, device=self.device)
-        evaluation_loop = self.trainer.state.evaluation_loop
-        if evaluation_loop is not None:
-            evaluation_loop.check_all_gather(tensor, self._log_context.hook)
-        return strategy.all_gather(tensor, group, sync_grads)
+
+        def gather(value: Any) -> torch.Tensor:
+            tensor = torch.as_tensor(value, device=self.device)
+            evaluation = self.trainer.run.evaluation
+            if evaluation is not None:
+                evaluation.check_all_gather(tensor, self._log_context.hook)
+            return strategy.all_gather(tensor, group, sync_grads)
+
+        return map_tensors(data, gather, gather)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Freeze what only other optimizers hold, until `untoggle_optimizer`.
@@ -261,14 +244,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         for parameter, before in self.__dict__.pop("_toggled", {}).items():
             parameter.requires_grad_(before)
 
-    @contextmanager
-    def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
-        self.toggle_optimizer(optimizer)
-        try:
-            yield
-        finally:
-            self.untoggle_optimizer(optimizer)
-
     def freeze(self) -> "LightningModule":
         """Turn off all gradients, and set evaluation mode. Returns the module."""
         return self.requires_grad_(False).eval()
@@ -278,6 +253,16 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return self.requires_grad_(True).train()
 
     # ---- what the Trainer does unless it is overridden --------------------------------------
+
+    def init_ddp_connection(self, global_rank: int, world_size: int) -> None:
+        """Start the process group: an override is called instead of the strategy's method."""
+        strategy = self.trainer.strategy
+        type(strategy).init_dist_connection(strategy)
+
+    def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
+        """Return `model` in DDP: an override is called instead of the strategy's method."""
+        strategy = self.trainer.strategy
+        return type(strategy).configure_ddp(strategy, model, device_ids)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         loss.backward(*args, **kwargs)
@@ -292,13 +277,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Free the gradients' memory.
-
-        Called before a validation within training, if no gradients are being accumulated.
-        """
-        self.zero_grad()
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         scheduler.step() if metric is None else scheduler.step(metric)
@@ -355,11 +333,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             f"give one of them only."
         )
 
-    def to_torchscript(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _not_exported("to_torchscript", "torch.export.export(model, (inputs,))")
-
-    def to_onnx(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _not_exported("to_onnx", "torch.onnx.export(model, (inputs,), path)")
+    to_torchscript = refused_method("to_torchscript")
+    to_onnx = refused_method("to_onnx")
 
     # ---- where it runs ----------------------------------------------------------------------
 
@@ -386,37 +361,18 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         )
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether the module is on a GPU, or on a virtual one."""
-        return self.device.type in ("cuda", "vgpu")
-
-    @property
     def dtype(self) -> torch.dtype:
         return next((p.dtype for p in self.parameters()), torch.get_default_dtype())
 
-    @property
-    def current_epoch(self) -> int:
-        return self._trainer.current_epoch if self._trainer else 0
+    def _of_trainer(self, name: str, otherwise: Any) -> Any:
+        return otherwise if self._trainer is None else getattr(self._trainer, name)
 
-    @property
-    def global_step(self) -> int:
-        return self._trainer.global_step if self._trainer else 0
-
-    @property
-    def global_rank(self) -> int:
-        return self._trainer.global_rank if self._trainer else 0
-
-    @property
-    def local_rank(self) -> int:
-        return self._trainer.local_rank if self._trainer else 0
-
-    @property
-    def logger(self) -> Any:
-        return self._trainer.logger if self._trainer else None
-
-    @property
-    def loggers(self) -> list:
-        return self._trainer.loggers if self._trainer else []
+    current_epoch = property(lambda self: self._of_trainer("current_epoch", 0))
+    global_step = property(lambda self: self._of_trainer("global_step", 0))
+    global_rank = property(lambda self: self._of_trainer("global_rank", 0))
+    local_rank = property(lambda self: self._of_trainer("local_rank", 0))
+    logger = property(lambda self: self._of_trainer("logger", None))
+    loggers = property(lambda self: self._of_trainer("loggers", []))
 
     @classmethod
     def load_from_checkpoint(
@@ -435,22 +391,13 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         the file: use it only for files that you trust. Raises UserError if the checkpoint does
         not fit this class.
         """
-        from multigpu.trainer.checkpointing.from_checkpoint import module_from_checkpoint
-        from multigpu.trainer.checkpointing.reading import read_checkpoint
-
-        checkpoint = read_checkpoint(checkpoint_path, map_location or "cpu", weights_only)
-        return module_from_checkpoint(cls, checkpoint, checkpoint_path, strict, kwargs)
+        content = checkpoint_io.read(checkpoint_path, map_location or "cpu", weights_only)
+        module = make_from_hyperparameters(cls, content, checkpoint_path, kwargs)
+        module.on_load_checkpoint(content)
+        strict = module.strict_loading if strict is None else strict
+        checkpoint_io.load_weights(module, content, checkpoint_path, strict)
+        return module
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the Trainer: a copy in another process has its own Trainer."""
         return {**self.__dict__, "_trainer": None, "_log_context": None}
-
-
-# torch.jit.script would compile these properties, too.
-LightningModule.__jit_unused_properties__ = [
-    name for name, value in inspect.getmembers(LightningModule) if isinstance(value, property)
-]
-
-
-def _not_exported(name: str, instead: str) -> UserError:
-    return UserError(f"multigpu.trainer does not support {name}: call {instead}.")

@@ -85,14 +85,9 @@ def same_seed(number: int) -> Iterator[None]:
 
 
 @contextmanager
-def preserved_random_states(include_cuda: bool = True) -> Iterator[None]:
-    """A context that restores the random states at its end.
-
-    include_cuda   False: all but the GPU's
-    """
+def preserved_random_states() -> Iterator[None]:
+    """A context that restores the random states at its end."""
     states = random_states()
-    if not include_cuda:
-        states["cuda"] = None
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
 """The Trainer: it holds the settings, starts the ranks, and runs what the user wrote."""
 
-import inspect
-import os
-from argparse import ArgumentParser, Namespace
-from contextlib import AbstractContextManager
-from datetime import timedelta
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import fields
+from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +13,43 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError, report_user_errors
 from multigpu.strategies import Strategy
-from multigpu.trainer import arguments, defaults
+from multigpu.trainer import arguments, checkpoint_io, checkpoints, spawned
 from multigpu.trainer.callbacks import (
     Callback,
     EarlyStopping,
     ModelCheckpoint,
-    OnExceptionCheckpoint,
     ProgressBar,
+    TQDMProgressBar,
 )
-from multigpu.trainer.checkpointing.saving import save_checkpoint
-from multigpu.trainer.combined_loader import CombinedLoader
+from multigpu.trainer.check_model import check_model
 from multigpu.trainer.datamodule import LightningDataModule
-from multigpu.trainer.loggers import Logger
-from multigpu.trainer.loops import run, spawned
-from multigpu.trainer.loops.check_model import check_model
-from multigpu.trainer.loops.create_module import creating_module
-from multigpu.trainer.loops.fit import estimated_steps
-from multigpu.trainer.loops.fit_loop_names import FitLoopNames
-from multigpu.trainer.loops.optimizer_step import LightningOptimizer
-from multigpu.trainer.loops.optimizers import LRSchedulerConfig
-from multigpu.trainer.loops.precision import Precision
-from multigpu.trainer.loops.predict import PredictionLoop
-from multigpu.trainer.loops.results import Results
-from multigpu.trainer.loops.state import RunState
-from multigpu.trainer.loops.step_module import StepModule
+from multigpu.trainer.fit import reason_to_stop
+from multigpu.trainer.hooks import is_overridden
+from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
+from multigpu.trainer.loggers.logger import DummyLogger
 from multigpu.trainer.module import LightningModule
-from multigpu.trainer.profiler import PassThroughProfiler
-from multigpu.trainer.states import RunningStage, TrainerStatus
+from multigpu.trainer.optimizers import LRSchedulerConfig
+from multigpu.trainer.precision import Precision
+from multigpu.trainer.refused import refused_method
+from multigpu.trainer.run import Run, StepModule
+from multigpu.trainer.settings import Settings
+from multigpu.trainer.start import run_stage
+from multigpu.trainer.state import RunningStage, State, TrainerStatus
 
 
-class Trainer:
+class Trainer(Settings):
     """Lightning's Trainer, plus the strategies that Lightning has removed: dp, ddp2, horovod,
     bagua.
 
-    The arguments mean the same as in Lightning, with two differences:
+    The arguments mean the same as in Lightning, with one difference:
 
-    num_nodes        None: as many nodes as the launcher has started
-    detect_anomaly   True: stop at the first tensor that is not finite, and name it
+    num_nodes   None: as many nodes as the launcher has started
 
-    The arguments become attributes of the same names. Users can change these between runs
-    (trainer.max_epochs = 20), and callbacks can change them during a run. The state that
-    changes during a run is in `trainer.state`, a RunState. The loops change this state; the
-    properties below read it under Lightning's names. Users can set only two of these
-    properties: should_stop and optimizers.
-
-    A variable of the environment replaces a default: PL_TRAINER_MAX_EPOCHS=5 is max_epochs=5.
+    `settings` are the arguments that the loops read, such as max_epochs: see settings.py. They
+    are attributes of the same names. What changes during a run is in `trainer.state`; the
+    properties below read it under Lightning's names.
     """
 
-    @arguments.with_environment
     def __init__(
         self,
         *,
@@ -68,102 +57,82 @@ class Trainer:
         strategy: str | Strategy = "auto",
         devices: Any = "auto",
         num_nodes: int | None = None,
-        precision: str | int | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: Callback | list[Callback] | None = None,
-        fast_dev_run: int | bool = False,
-        max_epochs: int | None = None,
-        min_epochs: int | None = None,
-        max_steps: int | None = -1,
-        min_steps: int | None = None,
-        max_time: str | timedelta | dict[str, int] | None = None,
-        limit_train_batches: int | float | None = None,
-        limit_val_batches: int | float | None = None,
-        limit_test_batches: int | float | None = None,
-        limit_predict_batches: int | float | None = None,
-        overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
-        check_val_every_n_epoch: int | None = 1,
-        reload_dataloaders_every_n_epochs: int = 0,
-        num_sanity_val_steps: int | None = None,
-        log_every_n_steps: int | None = None,
         enable_checkpointing: bool | None = None,
         enable_progress_bar: bool | None = None,
-        enable_model_summary: bool | None = None,
-        accumulate_grad_batches: int = 1,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-        deterministic: bool | str | None = None,
-        benchmark: bool | None = None,
-        inference_mode: bool = True,
-        use_distributed_sampler: bool = True,
-        profiler: PassThroughProfiler | str | None = None,
-        detect_anomaly: bool = False,
-        sync_batchnorm: bool = False,
-        default_root_dir: str | Path | None = None,
-        **old: Any,
+        **settings: Any,
     ):
         report_user_errors()
-        known = inspect.signature(Trainer.__init__).parameters
-        translated = arguments.translate_old_names(old, accelerator, strategy, devices, known)
+        known = {each.name for each in fields(Settings)}
+        old = {name: settings.pop(name) for name in settings.keys() - known}
+        translated = arguments.translate_old_names(
+            old, accelerator, strategy, devices, known | {*signature(Trainer).parameters}
+        )
         self.strategy, self.accelerator = arguments.choose(
-            translated.get("strategy", strategy),
-            translated.get("accelerator", accelerator),
-            translated.get("devices", devices),
-            translated.get("num_nodes", num_nodes),
+            translated.pop("strategy", strategy),
+            translated.pop("accelerator", accelerator),
+            translated.pop("devices", devices),
+            translated.pop("num_nodes", num_nodes),
         )
-        self.precision = precision or "32-true"
-        # True and 1 mean the same.
-        self.fast_dev_run = bool(fast_dev_run) if fast_dev_run in (0, 1) else fast_dev_run
-        self.max_epochs = max_epochs
-        self.min_epochs = min_epochs
-        self.max_steps = -1 if max_steps is None else max_steps
-        self.min_steps = min_steps
-        self.limit_train_batches = limit_train_batches
-        self.limit_val_batches = limit_val_batches
-        self.limit_test_batches = limit_test_batches
-        self.limit_predict_batches = limit_predict_batches
-        self.overfit_batches = overfit_batches
-        self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
-        self.check_val_every_n_epoch = check_val_every_n_epoch
-        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
-        self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
-        if self.num_sanity_val_steps == -1:  # all batches
-            self.num_sanity_val_steps = float("inf")
-        if log_every_n_steps is None:
-            log_every_n_steps = defaults.LOG_EVERY_N_STEPS
-        self.log_every_n_steps = log_every_n_steps
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = gradient_clip_algorithm
-        self.deterministic = deterministic
-        self.benchmark = benchmark
-        self.inference_mode = inference_mode
-        self.use_distributed_sampler = translated.get(
-            "use_distributed_sampler", use_distributed_sampler
+        super().__init__(**settings | translated)
+        self.loggers = self._loggers(logger)
+        self.callbacks = self._callbacks(
+            callbacks,
+            checkpointing=enable_checkpointing,
+            progress_bar=enable_progress_bar,
         )
-        self.detect_anomaly = detect_anomaly
-        self.sync_batchnorm = sync_batchnorm
-        self.enable_model_summary = enable_model_summary is not False
-        self.default_root_dir = os.path.expanduser(default_root_dir or os.getcwd())
-        arguments.check_numbers(self)
-        vars(self).update(defaults.run_lengths(self))
-        self.profiler = defaults.profiler_for(profiler)
-        self.loggers = defaults.loggers_for(self, logger)
-        self.callbacks = defaults.callbacks_for(
-            self, callbacks, enable_checkpointing, enable_progress_bar, max_time
-        )
-        self.state = RunState(Results(self.strategy.gather_objects, 1, training=False))
+        self.state = State()
+        self.run: Run | None = None  # the last run in this process
+        self.lightning_module: LightningModule | None = None
+        # The content of a checkpoint of spawned ranks: this process cannot compose it.
+        self.spawned_checkpoint: dict[str, Any] | None = None
 
-    @staticmethod
-    def add_argparse_args(parser: ArgumentParser) -> ArgumentParser:
-        """Add the Trainer's arguments to a parser, as --max_epochs, as in Lightning 1.x."""
-        return arguments.add_to_parser(parser, Trainer)
+    def _loggers(self, logger: Any) -> list[Logger]:
+        """The loggers; None and True mean TensorBoard if installed, else a CSV file."""
+        if logger is False:
+            return []
+        if self.fast_dev_run:  # a trial run writes no files
+            return [DummyLogger()]
+        if logger in (None, True):
+            has_tensorboard = importlib.util.find_spec("tensorboard") is not None
+            default = TensorBoardLogger if has_tensorboard else CSVLogger
+            return [default(self.default_root_dir)]
+        return list(logger) if isinstance(logger, Iterable) else [logger]
 
-    @classmethod
-    def from_argparse_args(cls, args: Namespace, **keywords: Any) -> "Trainer":
-        """Make a Trainer of the parsed arguments that it knows; `keywords` have precedence."""
-        return cls(**{**arguments.from_parsed(args, Trainer), **keywords})
+    def _callbacks(self, given: Any, **enabled: bool | None) -> list[Callback]:
+        """The user's callbacks, and the default ones that are not turned off.
+
+        Raises UserError if arguments contradict each other, or if two callbacks have the same
+        state_key.
+        """
+        if isinstance(given, (list, tuple)):
+            callbacks = list(given)
+        else:
+            callbacks = [] if given is None else [given]
+        defaults = {
+            "checkpointing": (ModelCheckpoint, ModelCheckpoint),
+            "progress_bar": (ProgressBar, TQDMProgressBar),
+        }
+        for name, (kind, default) in defaults.items():
+            has = any(isinstance(callback, kind) for callback in callbacks)
+            if has and enabled[name] is False:
+                raise UserError(
+                    f"enable_{name}=False, but callbacks has a {kind.__name__}: leave one of "
+                    f"them out."
+                )
+            trial = self.fast_dev_run and name == "checkpointing"
+            if not has and enabled[name] is not False and not trial:
+                callbacks.append(default())
+        stateful = [cb for cb in callbacks if is_overridden("state_dict", cb, Callback)]
+        keys = [callback.state_key for callback in stateful]
+        if duplicate := next((key for key in keys if keys.count(key) > 1), None):
+            raise UserError(
+                f"two callbacks have the state_key {duplicate!r}, so a checkpoint can keep "
+                f"the state of only one of them: override state_key in one."
+            )
+        # Those that save come last, because they save what the others have changed.
+        return sorted(callbacks, key=lambda callback: callback.saves)
 
     # ---- what the user calls ----------------------------------------------------------------
 
@@ -185,9 +154,8 @@ class Trainer:
         weights_only=False reads any object, which can run code from the file: use it only for
         files that you trust.
         """
-        self.state.weights_only = weights_only
         loaders = {"train": train_dataloaders, "val": val_dataloaders}
-        self._run("fit", model, datamodule, ckpt_path, loaders)
+        self._run("fit", model, datamodule, loaders, ckpt_path, weights_only)
 
     def validate(
         self,
@@ -199,8 +167,8 @@ class Trainer:
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Return a list of metrics: one dict per dataloader. Every sample counts once."""
-        self.state.weights_only = weights_only
-        metrics = self._run("validate", model, datamodule, ckpt_path, {"val": dataloaders})
+        loaders = {"val": dataloaders}
+        metrics = self._run("validate", model, datamodule, loaders, ckpt_path, weights_only)
         if verbose:
             self._print_metrics(metrics)
         return metrics
@@ -215,8 +183,8 @@ class Trainer:
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Like `validate`, but with `test_step`."""
-        self.state.weights_only = weights_only
-        metrics = self._run("test", model, datamodule, ckpt_path, {"test": dataloaders})
+        loaders = {"test": dataloaders}
+        metrics = self._run("test", model, datamodule, loaders, ckpt_path, weights_only)
         if verbose:
             self._print_metrics(metrics)
         return metrics
@@ -234,20 +202,19 @@ class Trainer:
 
         return_predictions   False: do not keep the outputs, and return None
         """
-        self.state.return_predictions = return_predictions is not False
-        self.state.weights_only = weights_only
-        return self._run("predict", model, datamodule, ckpt_path, {"predict": dataloaders})
+        loaders = {"predict": dataloaders}
+        keeps = return_predictions is not False
+        return self._run("predict", model, datamodule, loaders, ckpt_path, weights_only, keeps)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
-        """Write a checkpoint in Lightning's format. All ranks must call it; rank 0 writes."""
-        save_checkpoint(self, filepath, bool(weights_only))
-
-    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
-        """A context in which a module is created with the run's precision, on its device.
-
-        empty_init   True: leave the weights uninitialised, because a checkpoint will be loaded
-        """
-        return creating_module(self.precision, self.strategy, bool(empty_init))
+        """Write a checkpoint. All ranks must call it; rank 0 writes."""
+        if self.lightning_module is None:
+            raise UserError(
+                "trainer.save_checkpoint was called before any training: "
+                "call fit first, or save the weights with torch.save."
+            )
+        content = self.spawned_checkpoint or checkpoints.compose(self.run)
+        checkpoint_io.write(self.strategy, content, filepath, bool(weights_only))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on rank 0 only, without disturbing the progress bar."""
@@ -266,11 +233,14 @@ class Trainer:
         stage: str,
         model: LightningModule | None,
         datamodule: LightningDataModule | None,
-        ckpt_path: str | Path | None,
         loaders: dict[str, Any],
+        ckpt_path: str | Path | None,
+        weights_only: bool | None,
+        keeps_outputs: bool = True,
     ) -> Any:
+        """Check the arguments, and let the strategy run the stage in all processes."""
         if model is None:
-            model = self.state.lightning_module
+            model = self.lightning_module
             saver = self.checkpoint_callback
             # Without a model, use the best checkpoint of the last fit, as Lightning does.
             if ckpt_path is None and saver is not None and saver.best_model_path:
@@ -291,18 +261,18 @@ class Trainer:
                 f"give one of them only."
             )
         check_model(stage, model)
-        if stage == "fit" and ckpt_path is None and self._has_exception_checkpoint():
-            ckpt_path = "last"
+        given = (stage, model, datamodule, loaders, ckpt_path, weights_only, keeps_outputs)
         if getattr(self.strategy, "trains_in_other_processes", False):
-            return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
-        return self.strategy.launch(
-            run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
-        )
+            return spawned.run_in_processes(self, _run_on_rank, *given)
+        return self.strategy.launch(_run_on_rank, self, *given)
 
-    def _has_exception_checkpoint(self) -> bool:
-        """Whether an earlier fit failed and left the file of an OnExceptionCheckpoint."""
-        savers = (cb for cb in self.callbacks if isinstance(cb, OnExceptionCheckpoint))
-        return any(os.path.exists(saver.ckpt_path) for saver in savers)
+    def remember(
+        self, model: LightningModule, spawned_checkpoint: dict[str, Any] | None = None
+    ) -> None:
+        """Keep the module for a later call without one, and what spawned ranks can save."""
+        self.lightning_module = model
+        self.spawned_checkpoint = spawned_checkpoint
+        model.trainer = self
 
     def _print_metrics(self, of_dataloaders: list[dict[str, float]]) -> None:
         for number, metrics in enumerate(of_dataloaders):
@@ -311,7 +281,21 @@ class Trainer:
                 values = (f"{name} {float(value):.4f}" for name, value in metrics.items())
                 self.print(prefix + ", ".join(values))
 
-    # ---- the run: Lightning's names for what is in `state` ----------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to begin a run: arguments, callbacks, counters."""
+        return {
+            **vars(self),
+            "run": None,
+            "lightning_module": None,
+            "spawned_checkpoint": None,
+        }
+
+    add_argparse_args = staticmethod(refused_method("add_argparse_args"))
+    from_argparse_args = staticmethod(refused_method("from_argparse_args"))
+    init_module = refused_method("init_module")
+    tune = refused_method("tune")
+
+    # ---- the run: Lightning's names ---------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
@@ -324,30 +308,24 @@ class Trainer:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        return self.state.optimizers
-
-    @optimizers.setter
-    def optimizers(self, optimizers: list[Optimizer]) -> None:
-        self.state.optimizers = optimizers
-        self.state.lightning_optimizers = [
-            LightningOptimizer(optimizer, self.state, self.strategy)
-            for optimizer in optimizers
-        ]
+        return self.run.optimizers if self.run else []
 
     @property
-    def current_epoch(self) -> int:
-        """The number of completed epochs; during an epoch, this epoch's index from 0."""
-        return self.state.progress.current_epoch
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        return self.run.schedulers if self.run else []
 
-    @property
-    def global_step(self) -> int:
-        """The number of optimizer steps done."""
-        return self.state.progress.global_step
-
-    @property
-    def _logged_step(self) -> int:
-        """The number of batches that ended with an optimizer step: the loggers' x axis."""
-        return self.state.progress.batches_that_stepped
+    # Completed epochs; during an epoch, this epoch's index from 0.
+    current_epoch = property(attrgetter("state.progress.current_epoch"))
+    global_step = property(attrgetter("state.progress.global_step"))  # optimizer steps
+    # The number of batches that ended with an optimizer step: the loggers' x axis.
+    _logged_step = property(attrgetter("state.progress.batches_that_stepped"))
+    logged_metrics = property(attrgetter("state.metrics.logged"))
+    ckpt_path = property(attrgetter("state.ckpt_path"))  # that the last run loaded, or None
+    global_rank = property(attrgetter("strategy.world.rank"))
+    local_rank = property(attrgetter("strategy.world.local_rank"))
+    world_size = property(attrgetter("strategy.world.size"))
+    num_nodes = property(attrgetter("strategy.nodes"))
+    is_global_zero = property(attrgetter("strategy.is_global_zero"))
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
@@ -355,42 +333,19 @@ class Trainer:
 
         It is the same dict during a run, as in Lightning: callbacks can add values to it.
         """
-        return self.state.collect_callback_metrics()
-
-    @property
-    def logged_metrics(self) -> dict[str, Any]:
-        return self.state.metrics.logged
+        running = self.run is not None and not self.state.stopped
+        return self.run.log.callback_metrics() if running else self.state.metrics.callback
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         metrics = self.state.metrics.progress_bar
         return {name: float(value) for name, value in metrics.items()}
 
-    @property
-    def training(self) -> bool:
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def sanity_checking(self) -> bool:
-        return self.state.sanity_checking
-
-    @property
-    def validating(self) -> bool:
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether the Trainer validates or tests; a sanity check counts."""
-        stage = self.state.stage
-        return stage is not None and stage.evaluating
+    training = property(lambda self: self.state.stage == RunningStage.TRAINING)
+    sanity_checking = property(lambda self: self.state.stage == RunningStage.SANITY_CHECKING)
+    validating = property(lambda self: self.state.stage == RunningStage.VALIDATING)
+    testing = property(lambda self: self.state.stage == RunningStage.TESTING)
+    predicting = property(lambda self: self.state.stage == RunningStage.PREDICTING)
 
     @property
     def interrupted(self) -> bool:
@@ -398,145 +353,72 @@ class Trainer:
         return self.state.interrupted or self.state.status == TrainerStatus.INTERRUPTED
 
     @property
-    def received_sigterm(self) -> bool:
-        return bool(self.state.sigterm.received)
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """What a DistributedSampler of the user's own must be given."""
-        num_replicas, rank = self.strategy.shard
-        return {"num_replicas": num_replicas, "rank": rank}
-
-    @property
     def is_last_batch(self) -> bool:
-        loop = self.state.fit_loop
-        return loop is not None and loop.last
+        loop = self.run and self.run.fit_loop
+        return bool(loop and loop.last)
 
     @property
     def enable_validation(self) -> bool:
-        loop = self.state.fit_loop
-        return loop is not None and loop.data.validates
+        loop = self.run and self.run.fit_loop
+        return bool(loop and loop.data.validates)
 
     @property
     def estimated_stepping_batches(self) -> float:
         """The number of optimizer steps in the whole run; infinity if nothing limits the run.
 
-        It is known from `configure_optimizers` on.
+        Raises UserError before `configure_optimizers`.
         """
-        return estimated_steps(self)
+        if self.run is None or self.run.fit_loop is None:
+            raise UserError(
+                "trainer.estimated_stepping_batches is not known before configure_optimizers "
+                "is called: read it in configure_optimizers or later."
+            )
+        return self.run.fit_loop.estimated_steps()
 
     @property
-    def fit_loop(self) -> FitLoopNames:
+    def fit_loop(self) -> "FitLoopNames":
         """Limits and counters of training: Lightning's `trainer.fit_loop.max_epochs = 20`."""
         return FitLoopNames(self)
 
     @property
-    def predict_loop(self) -> PredictionLoop | None:
-        """The loop of the last prediction, for callbacks: its rows and its outputs."""
-        return self.state.predict_loop
-
-    @property
-    def lightning_module(self) -> LightningModule | None:
-        return self.state.lightning_module
-
-    @property
     def datamodule(self) -> LightningDataModule | None:
-        return self.state.datamodule
+        return self.run.datamodule if self.run else None
 
     @property
     def model(self) -> nn.Module | None:
         """The strategy's wrapper of the module (e.g. DDP); without one, the module itself."""
-        model = self.state.model
+        model = self.run.model if self.run else None
         return model.module if isinstance(model, StepModule) else model
 
     @property
     def precision_plugin(self) -> Precision | None:
-        return self.state.precision
-
-    @property
-    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
-        return self.state.lr_scheduler_configs
+        return self.run.precision if self.run else None
 
     @property
     def train_dataloader(self) -> Any:
-        """This rank's shard of the training dataloader, or of each of them."""
-        loader = self.state.data.train_dataloader
-        return loader.iterables if isinstance(loader, CombinedLoader) else loader
+        """This rank's shard of the training dataloader."""
+        return self.state.loaders.get("train")
 
     @property
     def val_dataloaders(self) -> Any:
-        """The unsharded dataloaders; test_ and predict_dataloaders are also unsharded."""
-        return self.state.data.val_dataloaders
-
-    @property
-    def test_dataloaders(self) -> Any:
-        return self.state.data.test_dataloaders
-
-    @property
-    def predict_dataloaders(self) -> Any:
-        return self.state.data.predict_dataloaders
+        """The unsharded dataloaders."""
+        return self.state.loaders.get("val")
 
     @property
     def num_training_batches(self) -> float:
         """Batches per epoch on this rank; infinity if the dataloader has no length."""
-        return self.state.data.num_training_batches
+        return self.state.num_batches.get("train", 0)
 
     @property
     def num_val_batches(self) -> list[float]:
-        """Batches of each validation dataloader on this rank.
-
-        num_test_batches and num_predict_batches count the same for their stages.
-        """
-        return self.state.data.num_val_batches
-
-    @property
-    def num_test_batches(self) -> list[float]:
-        return self.state.data.num_test_batches
-
-    @property
-    def num_predict_batches(self) -> list[float]:
-        return self.state.data.num_predict_batches
-
-    @property
-    def val_check_batch(self) -> float:
-        """Training batches between two validations; infinity: validate at the epoch's end."""
-        return self.state.data.val_check_batch
-
-    @property
-    def return_predictions(self) -> bool:
-        return self.state.return_predictions
-
-    @property
-    def ckpt_path(self) -> str | None:
-        """The checkpoint that the last run loaded; None if it loaded none."""
-        return self.state.ckpt_path
+        """Batches of each validation dataloader on this rank."""
+        return self.state.num_batches.get("val", [])
 
     # ---- the ranks --------------------------------------------------------------------------
 
     @property
-    def global_rank(self) -> int:
-        return self.strategy.world.rank
-
-    @property
-    def local_rank(self) -> int:
-        return self.strategy.world.local_rank
-
-    @property
     def node_rank(self) -> int:
         return self.strategy.world.rank // self.strategy.world.local_size
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes, also if the launcher and not the argument decided it."""
-        return self.strategy.nodes
-
-    @property
-    def world_size(self) -> int:
-        return self.strategy.world.size
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.strategy.is_global_zero
 
     @property
     def num_devices(self) -> int:
@@ -559,33 +441,85 @@ class Trainer:
         self.loggers = [] if logger is None else [logger]
 
     @property
-    def loggers(self) -> list[Logger]:
-        return self._loggers
-
-    @loggers.setter
-    def loggers(self, loggers: list[Logger] | None) -> None:
-        self._loggers = loggers or []
-
-    @property
     def log_dir(self) -> str:
         return (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir
+
+    @property
+    def checkpoint_callback(self) -> ModelCheckpoint | None:
+        return self._first(ModelCheckpoint)
 
     @property
     def checkpoint_callbacks(self) -> list[ModelCheckpoint]:
         return [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)]
 
     @property
-    def checkpoint_callback(self) -> ModelCheckpoint | None:
-        return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def early_stopping_callbacks(self) -> list[EarlyStopping]:
-        return [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)]
-
-    @property
     def early_stopping_callback(self) -> EarlyStopping | None:
-        return next(iter(self.early_stopping_callbacks), None)
+        return self._first(EarlyStopping)
 
     @property
     def progress_bar_callback(self) -> ProgressBar | None:
-        return next((cb for cb in self.callbacks if isinstance(cb, ProgressBar)), None)
+        return self._first(ProgressBar)
+
+    def _first(self, kind: type[Callback]) -> Any:
+        return next((cb for cb in self.callbacks if isinstance(cb, kind)), None)
+
+
+class FitLoopNames:
+    """What `trainer.fit_loop` has in Lightning: two counters, and the Trainer's attributes."""
+
+    def __init__(self, trainer: Trainer):
+        self.__dict__["_trainer"] = trainer
+
+    @property
+    def batch_idx(self) -> int:
+        """The index of the running batch in its epoch; -1 before the first."""
+        loop = self._trainer.run and self._trainer.run.fit_loop
+        return loop.batches_done - 1 if loop else -1
+
+    @property
+    def total_batch_idx(self) -> int:
+        """The index of the running batch, counted over all epochs; -1 before the first."""
+        loop = self._trainer.run and self._trainer.run.fit_loop
+        return loop.total_batches - 1 if loop else -1
+
+    @property
+    def done(self) -> bool:
+        """Whether training would end now."""
+        return bool(reason_to_stop(self._trainer, self._trainer.state))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._trainer, name, value)
+
+
+def _run_on_rank(
+    trainer: Trainer,
+    stage: str,
+    model: LightningModule,
+    datamodule: LightningDataModule | None,
+    loaders: dict[str, Any],
+    ckpt_path: str | Path | None,
+    weights_only: bool | None,
+    keeps_outputs: bool,
+) -> Any:
+    """Run a stage in this process, one of the run's ranks."""
+    trainer.remember(model)
+    _use_ddp_hooks(trainer.strategy, model)
+    trainer.strategy.connect()
+    trainer.state.begin(stage)
+    trainer.run = Run(trainer, model, datamodule, loaders)
+    if datamodule is not None:
+        datamodule.trainer = trainer
+    return run_stage(trainer.run, ckpt_path, keeps_outputs, weights_only)
+
+
+def _use_ddp_hooks(strategy: Strategy, module: LightningModule) -> None:
+    """Let the module connect the ranks, and wrap the model, as in Lightning before 1.0."""
+    if is_overridden("init_ddp_connection", module, LightningModule):
+        strategy.init_dist_connection = lambda: module.init_ddp_connection(
+            strategy.world.rank, strategy.world.size
+        )
+    if is_overridden("configure_ddp", module, LightningModule):
+        strategy.configure_ddp = module.configure_ddp

@@ -1,42 +1,27 @@
 """Functions that people import from lightning.pytorch.utilities."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-from torch import nn
-
 from multigpu.errors import UserError
 from multigpu.launch.world import find_world
-from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
-from multigpu.trainer.combined_loader import CombinedLoader
-from multigpu.trainer.hooks import to_device
-from multigpu.trainer.seed import preserved_random_states
+from multigpu.trainer.hyperparameters import AttributeDict
+from multigpu.trainer.refused import refused_names
 
 __all__ = [
     "AttributeDict",
-    "CombinedLoader",
     "MisconfigurationException",
-    "grad_norm",
-    "isolate_rng",
-    "move_data_to_device",
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
 ]
 
-# Types that steps and hooks are annotated with.
-STEP_OUTPUT = torch.Tensor | Mapping[str, Any] | None
-EVAL_DATALOADERS = Any
-TRAIN_DATALOADERS = Any
-OptimizerLRScheduler = Any
-# Lightning's names of two functions of this library.
-move_data_to_device = to_device
-isolate_rng = preserved_random_states
 # What this library raises where Lightning raises a MisconfigurationException.
 MisconfigurationException = UserError
+
+__getattr__ = refused_names(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,31 +51,6 @@ class RankZeroOnly:
 
 
 rank_zero_only = RankZeroOnly()
-
-
-def grad_norm(
-    module: nn.Module, norm_type: float | str, group_separator: str = "/"
-) -> dict[str, torch.Tensor]:
-    """The p-norm of each gradient, and of all of them together, by Lightning's names.
-
-    norm_type         p; "inf" or math.inf for the largest absolute value
-    group_separator   put between the norm's name and the parameter's, as in
-                      "grad_2.0_norm/layer.weight"
-
-    Raises UserError if norm_type is not above 0.
-    """
-    p = float(norm_type)
-    if p <= 0:
-        raise UserError(f"grad_norm: norm_type is {norm_type!r}: expected a number above 0.")
-    prefix = f"grad_{p}_norm"
-    norms = {
-        f"{prefix}{group_separator}{name}": parameter.grad.detach().norm(p)
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
-    if norms:
-        norms[f"{prefix}_total"] = torch.stack(list(norms.values())).norm(p)
-    return norms
 
 
 @rank_zero_only

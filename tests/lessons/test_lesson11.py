@@ -13,7 +13,7 @@ import multigpu
 from multigpu import launch, prove
 from multigpu.errors import UserError
 from multigpu.strategies.dp import wrap_in_data_parallel
-from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer import Precision
 from multigpu.virtual import face
 
 SCRIPT = ROOT / "scripts" / "PTL_Precision.py"

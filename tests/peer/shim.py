@@ -25,15 +25,15 @@ NAMES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "lightning.pytorch.callbacks": ("multigpu.trainer.callbacks", None),
     "lightning.pytorch.callbacks.early_stopping": (
         "multigpu.trainer.callbacks.early_stopping",
-        ("EarlyStoppingReason",),
+        ("EarlyStopping",),
     ),
     "lightning.pytorch.cli": ("multigpu.trainer", ("LightningCLI",)),
     "lightning.pytorch.core.mixins.hparams_mixin": (
-        "multigpu.trainer.checkpointing.hyperparameters",
+        "multigpu.trainer.hyperparameters",
         ("HyperparametersMixin",),
     ),
     "lightning.pytorch.core.optimizer": (
-        "multigpu.trainer.loops.optimizer_step",
+        "multigpu.trainer.step",
         ("LightningOptimizer",),
     ),
     "lightning.pytorch.loggers": ("multigpu.trainer.loggers", None),
@@ -41,10 +41,13 @@ NAMES: dict[str, tuple[str, tuple[str, ...] | None]] = {
         "multigpu.trainer.loggers.logger",
         ("DummyLogger",),
     ),
-    "lightning.pytorch.profilers": ("multigpu.trainer.profiler", None),
+    "lightning.pytorch.profilers": (
+        "multigpu.trainer",
+        ("AdvancedProfiler", "PyTorchProfiler", "SimpleProfiler"),
+    ),
     "lightning.pytorch.strategies": ("multigpu.strategies", None),
     "lightning.pytorch.trainer.states": (
-        "multigpu.trainer.states",
+        "multigpu.trainer.state",
         ("RunningStage", "TrainerFn", "TrainerStatus"),
     ),
     "lightning.pytorch.tuner": ("multigpu.trainer", ("Tuner",)),
@@ -54,7 +57,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     ),
     "lightning.pytorch.utilities.grads": ("multigpu.trainer.utilities", ("grad_norm",)),
     "lightning.pytorch.utilities.types": (
-        "multigpu.trainer.loops.optimizers",
+        "multigpu.trainer.optimizers",
         ("LRSchedulerConfig",),
     ),
 }
@@ -76,34 +79,13 @@ def replace_names() -> None:
         importlib.reload(importlib.import_module(place))
 
 
-# This library's module → Lightning's, whose clock tests replace.
-CLOCKS = {
-    "multigpu.trainer.callbacks.timer": "lightning.pytorch.callbacks.timer",
-    "multigpu.trainer.callbacks.checkpoint_schedule": (
-        "lightning.pytorch.callbacks.model_checkpoint"
-    ),
-}
-
-
-class Clock:
-    """The module `time`, as Lightning's module `place` sees it now."""
-
-    def __init__(self, place: str):
-        self._place = sys.modules[place]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._place.time, name)
-
-
 def share_machine() -> None:
-    """Let this library see the number of cores and the time that tests give to Lightning."""
+    """Let this library see the number of cores that tests give to Lightning."""
     from lightning.fabric.utilities import data
 
     from multigpu import devices
 
     devices.available_cores = lambda: data._num_cpus_available()
-    for own, place in CLOCKS.items():
-        importlib.import_module(own).time = Clock(place)
 
 
 def _own(module: str, name: str, real: Any) -> Any:

@@ -109,7 +109,7 @@ def fake(**changes):
     saved = []
     attributes = {
         "strategy": one_rank,
-        "state": SimpleNamespace(fn="fit"),
+        "state": SimpleNamespace(fn="fit", num_batches={"train": 4, "val": [1]}),
         "saved": saved,
         "save_checkpoint": lambda path, weights_only=False: saved.append(path),
         "print": print,

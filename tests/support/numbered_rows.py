@@ -118,10 +118,7 @@ def evaluated(folder, **arguments):
         "tested rows": net.rows,
         "predicted": [(out["index"], out["rows"].tolist()) for out in predicted],
         "several": [[out["rows"].tolist() for out in loader] for loader in several],
-        "not wanted": (
-            run.predict(net, DataLoader(Rows(4), 2), return_predictions=False),
-            run.return_predictions,
-        ),
+        "not wanted": run.predict(net, DataLoader(Rows(4), 2), return_predictions=False),
         "limited": len(limited.predict(net, DataLoader(Rows(10), 3))),
         "streamed": len(run.predict(net, DataLoader(Stream(4), 2))),
     }

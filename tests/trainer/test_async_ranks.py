@@ -131,16 +131,6 @@ def stopped_in_validation(folder: str) -> tuple:
     return run.current_epoch, run.global_step
 
 
-def timed_out(folder: str, rank: int) -> int:
-    """Rank 0's clock alone reaches the limit: the others must not wait for its broadcast."""
-    timer = L.callbacks.Timer(duration={"milliseconds": 60}, verbose=False)
-    timer.time_elapsed = lambda stage="train": 1.0 if len(net.batches) > 5 - rank else 0.0
-    net = Net(lambda net, batch_idx: time.sleep(0.002))
-    run = asynchronous(folder, max_epochs=2, callbacks=[timer])
-    run.fit(net, DataLoader(Rows(4000), 1))
-    return run.global_step
-
-
 def no_meeting_point(folder: str, data, interval) -> str:
     """The error of a run whose ranks could validate at different steps and so hang."""
     run = asynchronous(folder, max_epochs=1, val_check_interval=interval)
@@ -158,9 +148,7 @@ def experiments(folder: str) -> dict:
         "should_stop": stopped(folder, rank, "should_stop"),
         "SIGTERM": stopped(folder, rank, "SIGTERM"),
         "in validation": stopped_in_validation(folder),
-        "a time": no_meeting_point(folder, Rows(20), {"hours": 1}),
         "no length": no_meeting_point(folder, Stream(9 - 4 * rank), 7),
-        "timer": timed_out(folder, rank),
     }
 
 
@@ -202,11 +190,7 @@ def test_a_stop_in_the_last_validation_of_an_epoch_ends_with_this_epoch(ranks):
     assert [rank["in validation"] for rank in ranks] == [(1, 10)] * 2
 
 
-def test_a_time_limit_is_agreed_without_a_broadcast(ranks):
-    assert ranks[0]["timer"] == ranks[1]["timer"] and 4 < ranks[0]["timer"] < 2000
-
-
-@pytest.mark.parametrize(("case", "named"), [("a time", "hours"), ("no length", "length")])
+@pytest.mark.parametrize(("case", "named"), [("no length", "length")])
 def test_ranks_that_could_validate_at_different_steps_are_refused(ranks, case, named):
     for rank in ranks:
         assert named in rank[case] and "val_check_interval" in rank[case]

@@ -1,10 +1,8 @@
 """The callbacks do what Lightning's do: Lightning's Trainer runs both."""
 
-import importlib
 import inspect
 import math
 import re
-from datetime import timedelta
 from types import SimpleNamespace
 
 import lightnings
@@ -14,13 +12,12 @@ import small_net
 import torch
 from lightnings import fake, fit
 from torch.utils.data import DataLoader
-from trainer_user import trainer
-from user_methods import user
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks
-from multigpu.trainer.callbacks.early_stopping import EarlyStoppingReason
+from multigpu.trainer.callbacks.early_stopping import STATE
+from multigpu.trainer.refused import sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -76,17 +73,13 @@ def test_stops_where_lightnings_stops(lightning, tmp_path, name):
         callback = cls(**{"monitor": "val_loss", **arguments})
         trainer = fit(tmp_path, callback, scores, **trainer_arguments)
         state = callback.state_dict() | {"best_score": float(callback.best_score)}
-        has_message = bool(state.pop("stopping_reason_message"))
-        ends.append(
-            (trainer.current_epoch, trainer.global_step, callback.state_key, has_message)
-        )
-        states.append(state)
+        ends.append((trainer.current_epoch, trainer.global_step, callback.state_key))
+        states.append({name: state[name] for name in STATE})
     assert ends[0] == ends[1]
     assert states[0] == pytest.approx(states[1])
     restored = callbacks.EarlyStopping("val_loss")
     restored.load_state_dict(callback.state_dict())
     assert restored.state_dict() == callback.state_dict()
-    assert restored.stopping_reason is callback.stopping_reason
 
 
 def test_mistakes_with_early_stopping(lightning, tmp_path):
@@ -114,7 +107,6 @@ def test_one_rank_stops_all(capsys):
     stopping.on_train_epoch_end(trainer, None)
     assert decisions == [(False, False)]
     assert trainer.should_stop
-    assert stopping.stopping_reason is EarlyStoppingReason.NOT_STOPPED
     printed = capsys.readouterr().out
     assert printed.startswith("[rank: 1] ")
     assert "a = 1.000" in printed
@@ -174,19 +166,16 @@ def two_schedulers(net, name=None):
     ]
 
 
-ALL_VALUES = {"log_momentum": True, "log_weight_decay": True}
-
-
 # name → (the module's optimizers, LearningRateMonitor's arguments, the Trainer's arguments)
 RATES = {
     "plain": (None, {}, {}),
-    "groups": (two_groups, ALL_VALUES, {}),
-    "step": (by_step, {"log_momentum": True}, {}),
+    "groups": (two_groups, {}, {}),
+    "step": (by_step, {}, {}),
     "step, every other": (by_step, {}, {"log_every_n_steps": 2}),
     "never": (by_step, {}, {"log_every_n_steps": 0}),
     "as steps": (two_groups, {"logging_interval": "step"}, {}),
     "as epochs": (by_step, {"logging_interval": "epoch"}, {}),
-    "a name": (lambda net: by_step(net, "rate"), ALL_VALUES, {}),
+    "a name": (lambda net: by_step(net, "rate"), {}, {}),
     "two schedulers": (two_schedulers, {}, {}),
     "two schedulers, one named": (lambda net: two_schedulers(net, "rate"), {}, {}),
 }
@@ -224,8 +213,6 @@ def test_the_same_rates_are_logged(lightning, tmp_path, name):
             {
                 "logged": logger.logged,
                 "lrs": monitor.lrs,
-                "momentum": monitor.last_momentum_values,
-                "weight decay": monitor.last_weight_decay_values,
                 "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
             }
         )
@@ -237,169 +224,6 @@ def test_mistakes_with_the_learning_rate_monitor(lightning, tmp_path):
         fit(tmp_path, callbacks.LearningRateMonitor(), SCORES[:1])
     with pytest.raises(UserError, match=r"'batch'.*'step', 'epoch' or None"):
         callbacks.LearningRateMonitor("batch")
-    groups = [
-        {"params": [torch.ones(1)], "name": "a"},
-        {"params": [torch.zeros(1)], "name": "a"},
-    ]
-    trainer = fake(
-        loggers=[1], lr_scheduler_configs=[], optimizers=[torch.optim.SGD(groups, 0.1)]
-    )
-    with pytest.raises(UserError, match=r"lr-SGD .*groups named a\b.*rename"):
-        callbacks.LearningRateMonitor().on_train_start(trainer, None)
-
-
-# ---- Timer ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("duration", "seconds"),
-    [("01:02:03:04", 93784), ({"minutes": 2}, 120), (timedelta(1), 86400)],
-)
-def test_a_timers_duration(lightning, duration, seconds):
-    expected = lightning.pytorch.callbacks.Timer(duration)
-    timer = callbacks.Timer(duration)
-    assert timer.time_remaining() == expected.time_remaining() == seconds
-    assert timer.state_dict() == expected.state_dict()
-    assert timer.state_key == expected.state_key
-
-
-@pytest.mark.parametrize(("interval", "steps"), [("step", 1), ("epoch", 4)])
-def test_a_timer_stops_the_run(lightning, tmp_path, interval, steps):
-    timer = callbacks.Timer(timedelta(microseconds=1), interval, verbose=False)
-    assert fit(tmp_path, timer, SCORES).global_step == steps
-    assert timer.time_elapsed() > 0 == timer.time_elapsed("test")
-    assert timer.end_time() >= timer.start_time()
-
-
-def test_a_timer_counts_the_previous_run(capsys):
-    timer = callbacks.Timer({"seconds": 5})
-    timer.load_state_dict({"time_elapsed": {"train": 6.0}})
-    assert timer.time_elapsed("test") == 0
-    run = fake()
-    timer.on_fit_start(run, None)
-    assert run.should_stop
-    assert timer.time_remaining() == -1
-    assert "after 0:00:06" in capsys.readouterr().out
-
-
-def test_rank_0s_clock_decides():
-    timer = callbacks.Timer({"seconds": 5})
-    timer.load_state_dict({"time_elapsed": {"train": 6.0}})
-    trainer = fake(strategy=SimpleNamespace(broadcast=lambda value: False))
-    timer.on_train_batch_end(trainer, None, None, None, 0)
-    assert not trainer.should_stop
-
-
-def test_a_timer_measures_a_second_test_anew():
-    timer = callbacks.Timer()
-    timer.on_test_start(None, None)
-    timer.on_test_end(None, None)
-    assert timer.end_time("test") is not None
-    timer.on_test_start(None, None)
-    assert timer.end_time("test") is None
-
-
-@pytest.mark.parametrize("duration", ["1:2", "00:00:00", 3, {"fortnights": 1}])
-def test_a_wrong_duration(duration):
-    with pytest.raises(UserError, match=re.escape(f"Timer(duration={duration!r})")):
-        callbacks.Timer(duration)
-
-
-def test_other_mistakes_with_a_timer():
-    with pytest.raises(UserError, match=r"'batch'.*'step' or 'epoch'"):
-        callbacks.Timer(interval="batch")
-    with pytest.raises(UserError, match=r"'training'.*the stages are train, "):
-        callbacks.Timer().time_elapsed("training")
-
-
-def test_a_timer_without_a_limit():
-    assert callbacks.Timer().time_remaining() is None
-
-
-def test_a_timer_without_time_trains_nothing(lightning, tmp_path):
-    """Its time was spent in an earlier run, or there was none."""
-    timer = callbacks.Timer(timedelta(microseconds=1), verbose=False)
-    run = fit(tmp_path, timer, SCORES)
-    assert run.global_step == 1
-    for spent in (timer, callbacks.Timer(timedelta(0), verbose=False)):
-        model = plain_net.Net()
-        before = model.layer.weight.detach().clone()
-        run = plain_net.trainer(callbacks=[spent], max_epochs=3)
-        run.fit(model, DataLoader(plain_net.rows(), 4))
-        assert run.global_step == run.current_epoch == 0
-        assert torch.equal(before, model.layer.weight)
-
-
-def test_a_time_alone_limits_the_run():
-    spent = timedelta(microseconds=1)
-    for given in ({"max_time": spent}, {"callbacks": [callbacks.Timer(spent)]}):
-        run = plain_net.trainer(max_epochs=None, **given)
-        run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-        assert run.max_epochs == -1
-
-
-# ---- weight averaging -----------------------------------------------------------------------
-
-AVERAGING = {
-    "each step": ("WeightAveraging", {}),
-    "exponential": ("EMAWeightAveraging", {"decay": 0.5}),
-    "every second step": ("EMAWeightAveraging", {"decay": 0.5, "update_every_n_steps": 2}),
-    "from step 3": ("EMAWeightAveraging", {"decay": 0.5, "update_starting_at_step": 3}),
-    "by epoch": (
-        "EMAWeightAveraging",
-        {"decay": 0.5, "update_every_n_steps": 0, "update_starting_at_epoch": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", AVERAGING)
-def test_averaged_weights_are_lightnings(lightning, tmp_path, case):
-    """After a run, in its validations, in its checkpoint, and after a run that resumes."""
-    name, keywords = AVERAGING[case]
-    found = []
-    for library in (L, lightning):
-        root = tmp_path / library.__name__
-        seen = []
-
-        def validation_step(self, batch, batch_idx, seen=seen):
-            seen.append(self.layer.weight.tolist())
-
-        kind = user(library, validation_step=validation_step)
-        for epochs, path in ((2, None), (4, root / "middle.ckpt")):
-            library.seed_everything(1, verbose=False)
-            module = kind()
-            averaging = getattr(library.pytorch.callbacks, name)(**keywords)
-            saver = library.pytorch.callbacks.ModelCheckpoint(root, "middle")
-            run = trainer(
-                library,
-                root,
-                callbacks=[averaging, saver],
-                max_epochs=epochs,
-                enable_checkpointing=True,
-                num_sanity_val_steps=0,
-            )
-            run.fit(module, ckpt_path=path, weights_only=False)
-            seen.append(module.layer.weight.tolist())
-        content = torch.load(root / "middle.ckpt", weights_only=False)
-        names = ("state_dict", "current_model_state", "averaging_state")
-        saved = [{key: t.tolist() for key, t in content[part].items()} for part in names]
-        found.append((seen, saved))
-    assert found[0] == found[1]
-    assert found[0][1][0] != found[0][1][1]
-
-
-def test_averaging_begins_with_the_weights_of_another_checkpoint(tmp_path):
-    plain_net.trainer(tmp_path).fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    model = plain_net.Net()
-    run = plain_net.trainer(tmp_path)
-    run.fit(model, DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(tmp_path / "plain.ckpt")
-    averaging = callbacks.WeightAveraging()
-    run = plain_net.trainer(tmp_path, callbacks=[averaging])
-    resumed = plain_net.Net()
-    with pytest.warns(UserWarning, match="WeightAveraging: the average begins"):
-        run.fit(resumed, DataLoader(plain_net.rows(), 4), ckpt_path=tmp_path / "plain.ckpt")
-    assert torch.equal(resumed.layer.weight, model.layer.weight)
 
 
 # ---- names and arguments --------------------------------------------------------------------
@@ -419,33 +243,26 @@ def test_every_hook_has_lightnings_arguments(lightning):
         "ModelCheckpoint",
         "EarlyStopping",
         "LearningRateMonitor",
-        "Timer",
         "TQDMProgressBar",
-        "EMAWeightAveraging",
     ],
 )
 def test_every_callback_has_lightnings_arguments(lightning, name):
+    """Those that are here have its order and defaults; the others are refused."""
+
     def arguments(cls):
         parameters = inspect.signature(cls.__init__).parameters.values()
-        return [(parameter.name, parameter.default) for parameter in parameters]
+        return {
+            each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD
+        }
 
-    expected = arguments(getattr(lightning.pytorch.callbacks, name))
-    assert arguments(getattr(callbacks, name)) == expected
-
-
-# Names of Lightning 1.x.
-OLD = ("GPUStatsMonitor", "LearningRateLogger")
-
-
-@pytest.mark.parametrize(("name", "alternative"), callbacks.ALTERNATIVES.items())
-def test_an_unsupported_callback_names_an_alternative(lightning, name, alternative):
-    rich_progress = importlib.import_module(
-        "lightning.pytorch.callbacks.progress.rich_progress"
-    )
-    of_today = hasattr(lightning.pytorch.callbacks, name)
-    assert of_today or name in OLD or hasattr(rich_progress, name)
-    with pytest.raises(UserError, match=rf"{name}.*{re.escape(alternative)}"):
-        getattr(callbacks, name)()
+    theirs = arguments(getattr(lightning.pytorch.callbacks, name))
+    this = arguments(getattr(callbacks, name))
+    missing = theirs.keys() - this.keys()
+    given = {"monitor": "x"} if "monitor" in this else {}
+    assert list(this.items()) == [pair for pair in theirs.items() if pair[0] not in missing]
+    for argument in missing:
+        with pytest.raises(UserError, match=re.escape(sentence(argument))):
+            getattr(callbacks, name)(**{argument: True, **given})
 
 
 # ---- the Trainer's list of callbacks --------------------------------------------------------

@@ -3,20 +3,16 @@
 Lightning's Trainer runs both; files and states are compared.
 """
 
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightnings
 import pytest
 import torch
-import yaml
 from lightnings import fake, fit
 
 from multigpu.errors import UserError
 from multigpu.trainer.callbacks import ModelCheckpoint
-from multigpu.trainer.callbacks.checkpoint_files import remove_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -95,12 +91,7 @@ CHECKPOINTS = {
     ),
     "a slash": ({"filename": "x{train/loss:.2f}", "auto_insert_metric_name": False}, {}),
     "missing in the name": ({"filename": "{nothing}-{epoch}"}, {}),
-    "link": ({"save_last": "link", "monitor": "val_loss"}, {}),
     "not full": ({"save_top_k": 9, "monitor": "val_loss"}, {}),
-    "nothing but links": (
-        {"save_last": "link", "save_top_k": 0, "every_n_train_steps": 3},
-        {},
-    ),
     "no validation, half an epoch": ({}, {"validate": False, "val_check_interval": 0.5}),
     "every two epochs": ({"every_n_epochs": 2, "save_top_k": -1, "save_last": True}, {}),
     "every three steps": ({"every_n_train_steps": 3, "save_top_k": -1}, {}),
@@ -121,7 +112,6 @@ CHECKPOINTS = {
         {"every_n_train_steps": 3, "monitor": "train/loss", "filename": "{step}"},
         {},
     ),
-    "all the time": ({"train_time_interval": timedelta(0), "save_top_k": -1}, {}),
     "after validation": ({"save_on_train_epoch_end": False, "save_top_k": -1}, {}),
     "validation twice an epoch": (
         {"save_top_k": -1},
@@ -191,19 +181,6 @@ def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
         resumed = cls(dirpath=folder, monitor="val_loss")
         fit(tmp_path, resumed, (0.4, 0.3), ckpt_path=start, max_epochs=3)
         assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
-
-
-def test_saved_on_an_exception(lightning, tmp_path):
-    def fail_at_step_2(trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 2:
-            raise RuntimeError("power cut")
-
-    for cls, folder in classes(lightning, tmp_path):
-        checkpoint = cls(dirpath=folder, save_on_exception=True)
-        checkpoint.on_train_batch_start = fail_at_step_2
-        with pytest.raises(RuntimeError, match="power cut"):
-            fit(tmp_path, checkpoint, SCORES)
-        assert [path.name for path in folder.iterdir()] == ["epoch=0-step=2.ckpt"]
 
 
 def test_the_sanity_check_saves_nothing(tmp_path):
@@ -293,22 +270,17 @@ def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
     folder = tmp_path / "checkpoints"
     # A sharded checkpoint is a folder.
     inside = folder / "a.ckpt"
-    inside.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    inside.touch()
     outside = tmp_path / "a.ckpt"
     outside.touch()
-    remove_checkpoint(fake(is_global_zero=False), str(inside), "new", str(folder))
+    checkpoint = ModelCheckpoint(folder)
+    checkpoint._remove(fake(is_global_zero=False), str(inside), "new")
     assert inside.exists()
-    remove_checkpoint(fake(), str(outside), "new", str(folder))
+    checkpoint._remove(fake(), str(outside), "new")
     assert outside.exists()
-    remove_checkpoint(fake(), str(inside), "new", str(folder))
+    checkpoint._remove(fake(), str(inside), "new")
     assert not inside.exists()
-
-
-def test_rank_0s_clock_decides_whether_to_save(tmp_path):
-    trainer = fake(strategy=SimpleNamespace(broadcast=lambda value: False), global_step=3)
-    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=timedelta(0))
-    checkpoint.on_train_batch_end(trainer, None, None, None, 0)
-    assert not trainer.saved
 
 
 def test_a_checkpoint_is_kept_if_all_ranks_find_its_score_better(tmp_path):
@@ -377,20 +349,3 @@ def test_the_counters_can_be_monitored(lightning, tmp_path):
         fit(root, cls(root, monitor="step", every_n_train_steps=1, save_top_k=2), SCORES)
         kept.append(sorted(path.name for path in root.glob("*.ckpt")))
     assert kept[0] == kept[1] == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
-
-
-def test_the_best_models_scores_are_written_as_yaml(lightning, tmp_path):
-    found = []
-    for checkpoint_class, folder in classes(lightning, tmp_path):
-        callback = checkpoint_class(folder, monitor="val_loss", save_top_k=2)
-        fit(tmp_path, callback, SCORES)
-        callback.to_yaml()
-        callback.to_yaml(folder / "named.yaml")
-        named, best = (
-            yaml.safe_load((folder / name).read_text())
-            for name in ("named.yaml", "best_k_models.yaml")
-        )
-        assert named == best
-        found.append({Path(path).name: score for path, score in best.items()})
-    assert found[0] == found[1]
-    assert sorted(found[0].values()) == pytest.approx([0.2, 0.3])

@@ -1,9 +1,7 @@
 """ckpt_path="last", trainer.ckpt_path, and what cannot be resumed."""
 
 import lightnings
-import plain_net
 import pytest
-from torch.utils.data import DataLoader
 from trainer_user import trainer
 from user_methods import user
 
@@ -61,29 +59,3 @@ def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path):
     path = run.checkpoint_callback.best_model_path
     with pytest.raises(UserError, match="max_epochs is 1"):
         checkpointing(ours, tmp_path, max_epochs=1).fit(user(ours)(), ckpt_path=path)
-
-
-def test_a_failed_run_goes_on_where_it_failed(tmp_path):
-    class Fails(plain_net.Net):
-        fails = True
-
-        def on_train_epoch_start(self):
-            if self.fails and self.current_epoch == 2:
-                raise KeyError("x")
-
-    def run_with(module, folder):
-        saves = ours.callbacks.OnExceptionCheckpoint(folder)
-        run = plain_net.trainer(folder, max_epochs=4, callbacks=[saves])
-        run.fit(module, DataLoader(plain_net.rows(), 4))
-        return run
-
-    with pytest.raises(KeyError):
-        run_with(Fails(), tmp_path)
-    assert (tmp_path / "on_exception.ckpt").exists()
-    module = Fails()
-    module.fails = False
-    seen = []
-    module.on_train_epoch_end = lambda: seen.append(module.current_epoch)
-    run = run_with(module, tmp_path)
-    assert run.global_step == 8 and seen == [2, 3]
-    assert not (tmp_path / "on_exception.ckpt").exists()

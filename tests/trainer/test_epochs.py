@@ -57,15 +57,11 @@ def fit(library, path, stop=False, ckpt_path=None, **limits) -> list[int]:
 @pytest.mark.parametrize("when", ["hook", "end", "after"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_goes_on_with_the_next_epoch(tmp_path, when):
-    for number, (writer, reader) in enumerate(
-        [(ours, ours), (ours, package()), (package(), ours)]
-    ):
-        path = tmp_path / f"{number}"
-        fit(writer, path, max_epochs=2)
-        assert fit(reader, tmp_path / "next", ckpt_path=f"{path}.{when}", max_epochs=4) == [
-            2,
-            3,
-        ]
+    fit(ours, tmp_path / "a", max_epochs=2)
+    assert fit(ours, tmp_path / "next", ckpt_path=tmp_path / f"a.{when}", max_epochs=4) == [
+        2,
+        3,
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # ---- the order of all hooks -----------------------------------------------------------------
 
 
-# Without on_predict_model_train, which Lightning declares and never calls.
+# Without on_validation_model_eval and others of that kind, which are not here.
 MODULE = (
     *(
         "prepare_data",
@@ -41,7 +41,6 @@ MODULE = (
         "optimizer_zero_grad",
         "lr_scheduler_step",
         "configure_gradient_clipping",
-        "on_validation_model_zero_grad",
     ),
     *("on_save_checkpoint", "on_load_checkpoint", "on_before_backward", "on_after_backward"),
     *("on_before_optimizer_step", "on_before_zero_grad", "on_fit_start", "on_fit_end"),
@@ -55,11 +54,7 @@ MODULE = (
             "epoch_end",
             "batch_start",
             "batch_end",
-            "model_eval",
-            "model_train",
         )
-        if (kind, when)
-        not in (("train", "model_eval"), ("train", "model_train"), ("predict", "model_train"))
     ),
 )
 
@@ -97,10 +92,6 @@ RUNS = {
         {"max_steps": 2, "accumulate_grad_batches": 2, "num_sanity_val_steps": 0},
     ),
     "fit without validation": ("fit", {"limit_val_batches": 0, "max_epochs": 1}),
-    "fit, dataloaders made again": (
-        "fit",
-        {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 2},
-    ),
     "fit, an epoch without validation": ("fit", {"check_val_every_n_epoch": 2}),
     "validate": ("validate", {}),
     "validate nothing": ("validate", {"limit_val_batches": 0}),
@@ -225,16 +216,3 @@ def test_a_resumed_epoch_calls_on_train_epoch_start(tmp_path):
     resumed = Prepares()
     plain_net.trainer(tmp_path).fit(resumed, loader, ckpt_path=tmp_path / "a.ckpt")
     assert resumed.indices == [3]
-
-
-def test_on_predict_model_train_is_called(tmp_path):
-    class Notes(plain_net.Net):
-        def forward(self, batch):
-            return self.layer(batch)
-
-        def on_predict_model_train(self):
-            self.called = True
-
-    module = Notes()
-    plain_net.trainer(tmp_path).predict(module, DataLoader(plain_net.rows(), 4))
-    assert module.called

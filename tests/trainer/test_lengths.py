@@ -1,7 +1,5 @@
 """How much a run does: epochs, steps, limits, and when it may stop."""
 
-import time
-
 import pytest
 import torch
 from numbered_rows import Net, Rows, Stream, changed, ran, trainer
@@ -88,8 +86,3 @@ def stop(net, batch, batch_idx):
 )
 def test_should_stop_waits_for_the_least_that_was_asked_for(tmp_path, least, steps):
     assert ran(tmp_path, Net(train=stop), val=0, max_epochs=5, **least)[3] == steps
-
-
-def test_max_time_ends_the_run(tmp_path):
-    net = Net(train=lambda *_: time.sleep(0.02))
-    assert 1 <= ran(tmp_path, net, rows=1000, val=0, max_time={"seconds": 1})[3] < 500

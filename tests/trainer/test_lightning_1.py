@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from argparse import ArgumentParser
 
 import plain_net
 import pytest
@@ -146,25 +145,6 @@ def test_the_ranks_means_are_the_mean_over_all_batches():
 # ---- other hooks ----------------------------------------------------------------------------
 
 
-def test_configure_sharded_model_makes_the_layers():
-    class Sharded(Net):
-        def __init__(self):
-            super().__init__()
-            self.layer = None
-
-        def configure_sharded_model(self):
-            self.layer = self.layer or torch.nn.Linear(4, 3)
-
-    run = cpu()
-    run.fit(Sharded(), DataLoader(rows(4), 2))
-    assert run.global_step == 2
-
-    class Twice(Sharded):
-        def configure_model(self): ...
-
-    names(lambda: cpu().fit(Twice(), DataLoader(rows(4), 2)), "Twice", "configure_model")
-
-
 def test_a_hook_that_is_not_called_names_todays_hook():
     class Hooked(L.Callback):
         def on_epoch_end(self, trainer, pl_module): ...
@@ -201,28 +181,6 @@ def prepared(monkeypatch, rank, local_rank, per_node):
 def test_data_is_prepared_once_per_node_or_once(monkeypatch, rank, local_rank, by_node, once):
     assert prepared(monkeypatch, rank, local_rank, per_node=True) == by_node
     assert prepared(monkeypatch, rank, local_rank, per_node=False) == once
-
-
-def test_a_trainer_of_the_command_line(capsys):
-    """The values that are not given are left to PL_TRAINER_… and to the defaults."""
-    parser = L.Trainer.add_argparse_args(ArgumentParser())
-    parser.add_argument("--hidden", type=int, default=8)
-    args = parser.parse_args(
-        ["--max_epochs", "3", "--fast_dev_run", "--limit_val_batches=0.5", "--gpus", "None"]
-    )
-    made = L.Trainer.from_argparse_args(args, accelerator="cpu", logger=False)
-    assert made.fast_dev_run is True and made.loggers == [] and args.hidden == 8
-    args = parser.parse_args(["--max_epochs", "3", "--limit_val_batches=0.5"])
-    made = L.Trainer.from_argparse_args(args, accelerator="cpu", max_epochs=4)
-    assert (made.max_epochs, made.limit_val_batches, made.limit_test_batches) == (4, 0.5, None)
-    args = parser.parse_args(["--gpus", "2", "--distributed_backend", "dp"])
-    assert L.Trainer.from_argparse_args(args).strategy.name == "dp"
-    assert "devices=2" in capsys.readouterr().out
-    args = parser.parse_args(["--gpus", "0", "--replace_sampler_ddp", "False"])
-    assert not L.Trainer.from_argparse_args(args).use_distributed_sampler
-    assert "accelerator='cpu'" in capsys.readouterr().out
-    args.amp_backend = "apex"  # of a parser of the user's own
-    names(lambda: L.Trainer.from_argparse_args(args), "amp_backend", "16-mixed")
 
 
 @pytest.mark.parametrize(
@@ -264,22 +222,6 @@ def test_the_same_strategy_twice_and_no_backend_are_accepted(monkeypatch):
     assert L.Trainer(distributed_backend=None, accelerator="cpu").num_devices == 1
 
 
-def test_a_data_module_of_the_command_line_and_no_limit_of_steps():
-    class Data(L.LightningDataModule):
-        def __init__(self, folder=".", batch_size=1):
-            super().__init__()
-            self.given = (folder, batch_size)
-
-    parser = L.Trainer.add_argparse_args(ArgumentParser())
-    parser.add_argument("--batch_size", type=int, default=8)
-    args = parser.parse_args([])
-    assert Data.from_argparse_args(args, folder="a").given == ("a", 8)
-    args.max_steps = None  # no limit, in Lightning before 1.5
-    made = L.Trainer.from_argparse_args(args, **plain_net.QUIET, max_epochs=1)
-    made.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    assert made.global_step == 2 and made.max_steps == -1
-
-
 def test_the_index_of_the_only_optimizer_stays_at_its_default():
     class Indexed(plain_net.Net):
         indices = ()
@@ -305,3 +247,8 @@ def test_what_modules_did_before_lightning_1_names_the_alternative():
             owner.train_dataloader()
         with pytest.raises(NotImplementedError, match=r"no val_data.*num_val_b"):
             owner.val_dataloader()
+
+
+@pytest.mark.parametrize("name", ["add_argparse_args", "from_argparse_args", "tune"])
+def test_a_method_that_is_gone_names_what_to_do(name):
+    names(lambda: getattr(L.Trainer, name)(None), name, "Lightning itself")

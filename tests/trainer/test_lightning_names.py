@@ -4,15 +4,14 @@ import inspect
 import sys
 
 import pytest
-import torch
 from plain_net import Net, rows, trainer
 from refusals import names, refusal
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
-from multigpu.trainer.arguments import RENAMED, UNSUPPORTED
-from multigpu.trainer.utilities import grad_norm
+from multigpu.trainer.arguments import RENAMED
+from multigpu.trainer.refused import REFUSED, sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,12 +24,12 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
 
     lightning = set(inspect.signature(lightnings.package().Trainer.__init__).parameters)
     this = set(inspect.signature(L.Trainer.__init__).parameters)
-    assert lightning - this - set(UNSUPPORTED) - set(RENAMED) == set()
+    assert lightning - this - set(REFUSED) - set(RENAMED) == set()
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unsupported_argument_of_lightnings_names_the_alternative(name):
-    names(lambda: L.Trainer(**{name: True}), repr(name), "Lightning", UNSUPPORTED[name])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_argument_names_the_replacement(name):
+    names(lambda: L.Trainer(**{name: True}), name, sentence(name))
 
 
 def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
@@ -80,7 +79,6 @@ def test_names_that_everyday_code_reads():
 
 def test_the_names_of_lightning_s_modules():
     from multigpu.trainer.strategies import DDPStrategy
-
     from multigpu.trainer.utilities import rank_zero_only
 
     assert DDPStrategy is L.strategies.DDPStrategy and rank_zero_only(lambda x: x + 1)(1) == 2
@@ -94,8 +92,8 @@ def test_the_names_of_lightning_s_modules():
         (L.callbacks, "ThroughputMonitor", "on_train_batch_end"),
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
         (L, "Fabric", "connect, setup and close"),
-        (L, "Tuner", "learning rates"),
-        (L.callbacks, "RichProgressBarTheme", "leave out theme"),
+        (L, "Tuner", "Lightning itself"),
+        (L.callbacks, "RichProgressBar", "use TQDMProgressBar"),
         (L.callbacks, "GPUStatsMonitor", "memory_summary"),
         (L.callbacks, "LearningRateLogger", "LearningRateMonitor"),
         (L.strategies, "FSDPStrategy", "pipeline"),
@@ -123,70 +121,21 @@ def test_a_strategy_of_lightnings_names_the_alternative(name):
     assert any(repr(known) in text for known in ("pipeline", "ddp", "ddp_spawn"))
 
 
-@pytest.mark.parametrize("norm", [2, 1.0, "inf"])
-def test_the_norms_of_the_gradients(norm):
-    import lightnings
-
-    lightning = lightnings.package().pytorch.utilities.grad_norm
-    net = Net()
-    assert grad_norm(net, norm) == lightning(net, norm) == {}
-    net.training_step(rows(), 0).backward()
-    mine, theirs = grad_norm(net, norm, ":"), lightning(net, norm, ":")
-    assert {name: float(value) for name, value in mine.items()} == {
-        name: pytest.approx(float(value)) for name, value in theirs.items()
-    }
-    assert f"grad_{float(norm)}_norm:layer.weight" in mine
-    names(lambda: grad_norm(net, 0), "norm_type is 0")
-
-
-def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
+def test_names_that_programs_read_of_the_package(monkeypatch):
     import lightnings
 
     assert L.__version__ == lightnings.package().__version__
-    net = Net()
-    assert not net.on_gpu and L.utilities.rank_zero_only.rank == 0
-    assert not Net().to("meta").on_gpu
-    with L.utilities.isolate_rng():
-        drawn = torch.rand(1)
-    assert torch.equal(drawn, torch.rand(1))
-    batch = L.utilities.move_data_to_device({"rows": rows()}, torch.device("meta"))
-    assert batch["rows"].is_meta
+    assert L.utilities.rank_zero_only.rank == 0
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert L.utilities.rank_zero_only.rank == 1
     assert L.utilities.rank_zero_only(lambda: "ran")() is None
-    monkeypatch.setattr(L.utilities.rank_zero_only, "_given", None)
-    L.utilities.rank_zero_only.rank = 0
-    assert L.utilities.rank_zero_only(lambda: "ran")() == "ran"
-
-
-@pytest.mark.parametrize(("include_cuda", "restored"), [(True, ["state"]), (False, [])])
-def test_isolate_rng_can_leave_the_gpus_random_state(monkeypatch, include_cuda, restored):
-    written = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: "state")
-    monkeypatch.setattr(torch.cuda, "set_rng_state", written.append)
-    with L.utilities.isolate_rng(include_cuda=include_cuda):
-        drawn = torch.rand(1)
-    assert written == restored and torch.equal(drawn, torch.rand(1))
 
 
 def test_what_a_module_cannot_do_names_the_alternative():
     names(Net().to_torchscript, "to_torchscript", "torch.export.export")
     names(lambda: Net().to_onnx("net.onnx"), "to_onnx", "torch.onnx.export")
-    names(lambda: L.callbacks.RichProgressBar(theme={}), "theme", "leave theme out")
-
-
-def test_a_trained_module_can_be_scripted():
-    class Scripted(Net):
-        def forward(self, x):
-            return self.layer(x)
-
-    net = Scripted()
-    trainer().fit(net, DataLoader(rows(), 4))
-    assert torch.equal(torch.jit.script(net)(rows()), net(rows()))
 
 
 def test_a_group_of_ranks_to_reduce_over_is_refused():
@@ -203,20 +152,3 @@ def test_a_data_module_beside_dataloaders_is_refused(stage):
     loader, data = DataLoader(rows(), 4), L.LightningDataModule()
     run = getattr(trainer(), stage)
     names(lambda: run(Net(), loader, datamodule=data), "data module", "dataloaders", "only")
-
-
-def test_a_bars_methods_that_are_not_called_are_named():
-    class Bar(L.callbacks.TQDMProgressBar):
-        def init_train_tqdm(self):
-            return None
-
-    with pytest.warns(UserWarning, match="Bar.init_train_tqdm is not called.*get_metrics"):
-        Bar()
-
-
-def test_a_users_own_distributed_sampler_gets_the_ranks():
-    from torch.utils.data import DistributedSampler
-
-    made = trainer()
-    sampler = DistributedSampler(rows(), **made.distributed_sampler_kwargs)
-    assert (sampler.num_replicas, sampler.rank) == (1, 0)

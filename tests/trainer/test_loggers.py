@@ -3,7 +3,6 @@
 import csv
 import pickle
 import sys
-from argparse import Namespace
 from types import ModuleType
 
 import lightnings
@@ -14,12 +13,9 @@ from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
-from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger, tensorboard_logger
+from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-TEXT_FILES = (".csv", ".yaml")
 
 
 # If this module exists, TensorBoard does not import TensorFlow.
@@ -36,12 +32,12 @@ def lightning():
 
 
 def files(root):
-    """The files except TensorBoard's: the text of CSV and YAML files, None for others."""
+    """The files except TensorBoard's and hparams.yaml: the text of CSV files, else None."""
     paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
     return {
-        str(path.relative_to(root)): path.read_text() if path.suffix in TEXT_FILES else None
+        str(path.relative_to(root)): path.read_text() if path.suffix == ".csv" else None
         for path in paths
-        if not path.name.startswith("events")
+        if not path.name.startswith(("events", "hparams"))
     }
 
 
@@ -81,7 +77,6 @@ def test_only_rank_0_writes_and_all_ranks_have_its_version(tmp_path, cls):
     logger.set_version(7)
     log(logger)
     logger.experiment.add_image("a", [1])
-    logger.experiment["x"] = logger.experiment["y"].z()
     assert logger.log_dir.endswith("version_7")
     assert not (tmp_path / "logs").exists()
 
@@ -157,20 +152,6 @@ def test_csv_rows_are_written_every_n_steps(tmp_path):
 # ---- TensorBoardLogger ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"sub_dir": "s"},
-        {"version": "v", "name": ""},
-        {"version": 3, "sub_dir": "~/$HOME"},
-    ],
-)
-def test_where_tensorboard_writes(lightning, tmp_path, arguments):
-    logger = TensorBoardLogger(tmp_path, **arguments)
-    expected = lightning.loggers.TensorBoardLogger(tmp_path, **arguments)
-    assert (logger.log_dir, logger.sub_dir) == (expected.log_dir, expected.sub_dir)
-
-
 def read_events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -178,55 +159,30 @@ def read_events(folder):
 
 
 def events(folder):
-    """The scalars, as (step, value) by tag, and the names of the summaries of hparams."""
+    """The scalars, as (step, value) by tag."""
     accumulator = read_events(folder)
-    scalars = {
+    return {
         tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
         for tag in accumulator.Tags()["scalars"]
     }
-    names = [name for name in accumulator.summary_metadata if name.startswith("_hparams_")]
-    return scalars, sorted(names)
 
 
 def test_tensorboard_reads_the_same(lightning, tmp_path):
-    expected = lightning.loggers.TensorBoardLogger(tmp_path / "a")
+    expected = lightning.loggers.TensorBoardLogger(tmp_path / "a", default_hp_metric=False)
     logger = TensorBoardLogger(tmp_path / "b")
     log(expected)
     log(logger)
-    assert events(logger.log_dir) == events(expected.log_dir)
-    assert files(tmp_path / "b") == files(tmp_path / "a")
-    scalars, _ = events(logger.log_dir)
-    assert scalars["hp_metric"] == [(0, -1.0)]
-    assert len(scalars["loss"]) == 7
-    assert list(files(tmp_path / "b")) == ["lightning_logs/version_0/hparams.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "metrics"),
-    [
-        ({"default_hp_metric": False}, None),
-        ({}, {"acc": 0.5}),
-        ({}, 0.25),
-        ({"prefix": "p"}, None),
-    ],
-)
-def test_hyperparameters_of_tensorboard(lightning, tmp_path, arguments, metrics):
-    params = Namespace(lr=0.1, inner={"a": [1], "b": Namespace(c=2.0)}, f=print)
-    logged = []
-    for folder, cls in (("a", lightning.loggers.TensorBoardLogger), ("b", TensorBoardLogger)):
-        logger = cls(tmp_path / folder, **arguments)
-        logger.log_hyperparams(params, metrics)
-        logger.save()
-        logger.finalize("failed")
-        logged.append(events(logger.log_dir))
-    assert logged[0] == logged[1]
+    scalars = events(logger.log_dir)
+    assert scalars == events(expected.log_dir) and len(scalars["loss"]) == 7
+    texts = read_events(logger.log_dir).Tensors("hparams/text_summary")
+    assert b"lr: 0.02" in texts[0].tensor_proto.string_val[0]
 
 
 def test_curves_in_one_diagram(lightning, tmp_path):
     logger = TensorBoardLogger(tmp_path)
     logger.log_metrics({"both": {"train": 1.0, "val": 2.0}, "a": 3.0}, 0)
     logger.save()
-    assert events(logger.log_dir)[0] == {"a": [(0, 3.0)]}
+    assert events(logger.log_dir) == {"a": [(0, 3.0)]}
     assert {path.name for path in (tmp_path / "lightning_logs/version_0").iterdir()} >= {
         "both_train",
         "both_val",
@@ -234,76 +190,21 @@ def test_curves_in_one_diagram(lightning, tmp_path):
 
 
 def test_mistakes_with_tensorboard(lightning, tmp_path):
-    logger = TensorBoardLogger(tmp_path)
-    logger.log_metrics({"a": "high"}, 1)
     with pytest.raises(UserError, match=r"must be a number.*'high'"):
-        logger.save()
-    with pytest.raises(UserError, match="example_input_array"):
-        TensorBoardLogger(tmp_path, log_graph=True).log_graph(torch.nn.Linear(1, 1))
-
-
-def test_tensorboard_writes_after_100_steps_or_10_seconds(lightning, tmp_path, monkeypatch):
-    logger = TensorBoardLogger(tmp_path)
-
-    def steps_in_file():
-        logger.experiment.flush()
-        return len(events(logger.log_dir)[0].get("a", []))
-
-    for step in range(250):
-        logger.log_metrics({"a": step}, step)
-    assert steps_in_file() == 200
-    monkeypatch.setattr(tensorboard_logger, "MAX_SECONDS_IN_MEMORY", -1.0)
-    logger.log_metrics({"a": 1}, 250)
-    assert steps_in_file() == 251
+        TensorBoardLogger(tmp_path).log_metrics({"a": "high"}, 1)
+    for name in ("log_graph", "default_hp_metric", "sub_dir"):
+        with pytest.raises(UserError, match=f"{name} in|{name}:"):
+            TensorBoardLogger(tmp_path, **{name: True})
 
 
 def test_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     logger = TensorBoardLogger(tmp_path)
-    logger.log_metrics({"a": 1}, 0)
     with pytest.raises(UserError, match="pip install tensorboard"):
-        logger.save()
-
-
-def test_tensorboard_keeps_the_time_of_the_step(lightning, tmp_path, monkeypatch):
-    logger = TensorBoardLogger(tmp_path)
-    monkeypatch.setattr(tensorboard_logger.time, "time", lambda: 1000.0)
-    logger.log_metrics({"a": 1}, 0)
-    monkeypatch.undo()
-    logger.finalize("success")
-    assert [event.wall_time for event in read_events(logger.log_dir).Scalars("a")] == [1000.0]
-
-
-def test_tensorboard_keeps_an_existing_hparams_file(lightning, tmp_path):
-    logger = TensorBoardLogger(tmp_path, version=0)
-    logger.log_hyperparams({"lr": 1})
-    path = tmp_path / "lightning_logs/version_0/hparams.yaml"
-    path.write_text("edited: 1\n")
-    logger.finalize("success")
-    assert path.read_text() == "edited: 1\n"
+        logger.log_metrics({"a": 1}, 0)
 
 
 # ---- in a run -------------------------------------------------------------------------------
-
-
-def test_lightnings_trainer_runs_with_our_logger(lightning, tmp_path):
-    """The same run under Lightning's Trainer, once with its CSV logger and once with ours."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    rows = torch.utils.data.TensorDataset(torch.ones(8, 2))
-    for folder, cls in (("a", lightning.loggers.CSVLogger), ("b", CSVLogger)):
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            logger=cls(tmp_path / folder),
-            max_epochs=2,
-            log_every_n_steps=2,
-            **quiet,
-        )
-        data = torch.utils.data.DataLoader(rows, batch_size=2)
-        trainer.fit(lightnings.model((0.5, 0.5, 0.25)), data, data)
-    written = files(tmp_path / "b")
-    assert written == files(tmp_path / "a")
-    checkpoints = [name for name in written if name.endswith(".ckpt")]
-    assert checkpoints == ["lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"]
 
 
 def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):
@@ -331,8 +232,6 @@ def test_a_logger_of_another_library(tmp_path):
             self.logged.append(metrics)
 
         def log_hyperparams(self, params): ...
-        def log_graph(self, model): ...
-        def after_save_checkpoint(self, checkpoint_callback): ...
         def save(self): ...
         def finalize(self, status): ...
 

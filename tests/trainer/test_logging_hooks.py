@@ -23,7 +23,7 @@ SILENT = [
 ]
 
 
-NAMELESS = ["teardown", "on_validation_model_zero_grad", "on_after_batch_transfer"]
+NAMELESS = ["teardown", "on_after_batch_transfer"]
 
 
 def run_all(model: Net, folder: object) -> None:

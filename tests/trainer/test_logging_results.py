@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from multigpu.trainer.loops.results import Results
+from multigpu.trainer.results import Results
 
 
 def results(ranks=1, gather=None, training=True):

@@ -6,7 +6,6 @@ import pickle
 import plain_net
 import pytest
 import torch
-import torch.nn.functional as F
 from small_net import QUIET, Net, cpu, make_net, rows
 from torch.utils.data import DataLoader
 from trainer_user import trainer
@@ -83,37 +82,6 @@ def test_a_copy_of_a_module_has_a_copy_of_the_optimizer_that_it_keeps():
     plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
     parameters = model.copy.kept.param_groups[0]["params"]
     assert parameters[0] is model.copy.layer.weight is not model.layer.weight
-
-
-def test_lbfgs_prepares_the_gradients_of_each_closure():
-    """The hook comes where other ranks' gradients would be averaged."""
-
-    class Searching(Net):
-        def __init__(self):
-            super().__init__(manual=True)
-            self.closures = 0
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-
-            def closure():
-                self.closures += 1
-                optimizer.zero_grad()
-                loss = F.cross_entropy(self(batch[0]), batch[1])
-                self.manual_backward(loss)
-                return loss
-
-            optimizer.step(closure)
-
-        def on_before_optimizer_step(self, optimizer):
-            self.seen.append(self.layer[0].weight.grad.abs().sum().item())
-
-        def configure_optimizers(self):
-            return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3)
-
-    model = Searching()
-    cpu(max_steps=2).fit(model, DataLoader(rows(8), 4))
-    assert len(model.seen) == model.closures > 2 and min(model.seen) > 0
 
 
 def test_a_class_may_say_that_its_optimization_is_manual():

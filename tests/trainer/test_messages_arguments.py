@@ -47,10 +47,6 @@ ARGUMENTS = {
     "accumulate": ({"accumulate_grad_batches": 0}, ("accumulate_grad_batches is 0", "from 1")),
     "log_every_n_steps": ({"log_every_n_steps": -1}, ("log_every_n_steps is -1",)),
     "fast_dev_run": ({"fast_dev_run": -1}, ("fast_dev_run is -1", "from 0")),
-    "max_time": (
-        {"max_time": "00:00:01:00", "callbacks": [L.callbacks.Timer()]},
-        ("max_time='00:00:01:00'", "Timer"),
-    ),
     "a fraction": ({"limit_train_batches": 1.5}, ("limit_train_batches is 1.5", "0.0 to 1.0")),
     "val_check_interval": ({"val_check_interval": -1}, ("val_check_interval is -1",)),
     "clip": ({"gradient_clip_val": "a"}, ("gradient_clip_val is 'a'", "from 0", "None")),
@@ -62,7 +58,6 @@ ARGUMENTS = {
         {"check_val_every_n_epoch": None},
         ("check_val_every_n_epoch=None", "give val_check_interval"),
     ),
-    "profiler": ({"profiler": "deep"}, ("profiler is 'deep'", "'simple'")),
     "misspelt": ({"max_epoch": 3}, ("'max_epoch'", "'max_epochs' or 'min_epochs'")),
     "unknown": ({"xyzzy": 3}, ("'xyzzy'", "help(Trainer)")),
     "a bar that is off": (

@@ -163,7 +163,7 @@ MISSING = {
         lambda run: run.validate(Net()),
         ("trainer.validate", "no data", "val_dataloader"),
     ),
-    "a loader that is none": (lambda run: run.fit(Net(), [[1], 2]), ("dataloader", "int")),
+    "a loader that is none": (lambda run: run.fit(Net(), 2), ("dataloader", "int")),
     "best": (
         lambda run: run.validate(Net(), [1], ckpt_path="best"),
         ("ckpt_path", "'best'", "ModelCheckpoint", "file"),

@@ -1,14 +1,9 @@
 """Modes that a run sets: determinism, inference mode, training and evaluation."""
 
-import lightnings
 import pytest
 import torch
 from numbered_rows import Net, Rows, ran, trainer
 from torch.utils.data import DataLoader
-from trainer_user import trainer as plain_trainer
-from user_methods import user
-
-import multigpu.trainer as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -48,25 +43,3 @@ def test_evaluation_leaves_a_frozen_parts_mode_alone(tmp_path):
     with pytest.warns(UserWarning, match="starts with 1 module in eval mode"):
         ran(tmp_path, net)
     assert net.training and not net.layer.training
-
-
-@pytest.mark.parametrize("library", ["multigpu", "lightning"])
-def test_a_hook_that_calls_super_evaluates_in_eval_mode(tmp_path, library):
-    L = ours if library == "multigpu" else lightnings.package()
-    base = user(L)
-    modes = []
-
-    class Module(base):
-        def on_validation_model_eval(self):
-            super().on_validation_model_eval()
-
-        def on_validation_model_train(self):
-            super().on_validation_model_train()
-
-        def validation_step(self, batch, batch_idx):
-            modes.append(self.training)
-
-    module = Module()
-    module.eval()
-    plain_trainer(L, tmp_path).validate(module, verbose=False)
-    assert modes == [False] * 3 and module.training

@@ -1,11 +1,8 @@
 """What configure_optimizers may return, and how an optimizer steps."""
 
-import plain_net
 import pytest
 import torch
 from small_net import fitted, make_net
-from torch.nn import functional as F
-from torch.utils.data import DataLoader
 from trainer_user import trainer
 from user_methods import both, sgd, user
 
@@ -100,44 +97,6 @@ def test_an_optimizer_step_of_the_users_own(tmp_path):
 
     reported, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
     assert reported == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
-
-
-def test_lbfgs_gets_its_closure(tmp_path):
-    def training_step(self, batch, batch_idx):
-        self.recorded.append(batch_idx)
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    reported, steps, _ = both(
-        tmp_path,
-        training_step=training_step,
-        configure_optimizers=lambda self: torch.optim.LBFGS(
-            self.parameters(), 0.1, max_iter=3
-        ),
-    )
-    assert len(reported) > 6 and steps == 6
-
-
-def test_an_optimizer_whose_step_needs_the_closure_gets_it():
-    class Twice(torch.optim.SGD):
-        """As SAM: the loss is computed, a step made, and the loss computed again."""
-
-        def step(self, closure):
-            closure()
-            super().step()
-            closure()
-            super().step()
-
-    models = plain_net.Net(), plain_net.Net()
-    models[1].load_state_dict(models[0].state_dict())
-    models[0].configure_optimizers = lambda: Twice(models[0].parameters(), 0.1)
-    run = plain_net.trainer()
-    run.fit(models[0], DataLoader(plain_net.rows(), 4))
-    optimizer = torch.optim.SGD(models[1].parameters(), 0.1)
-    for batch in (batch for batch in plain_net.rows().split(4) for _ in range(2)):
-        optimizer.zero_grad()
-        models[1].training_step(batch, 0).backward()
-        optimizer.step()
-    assert run.global_step == 2 and torch.equal(models[0].layer.weight, models[1].layer.weight)
 
 
 class Counted(torch.optim.SGD):

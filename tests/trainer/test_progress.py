@@ -91,10 +91,9 @@ def test_the_other_loops_have_bars_too(stage, description):
     terminal = Terminal()
     bar = TQDMProgressBar()
     trainer = fake(
-        state=SimpleNamespace(fn=stage),
-        num_val_batches=[3],
-        num_test_batches=[2, 1],
-        num_predict_batches=[3],
+        state=SimpleNamespace(
+            fn=stage, num_batches={"val": [3], "test": [2, 1], "predict": [3]}
+        ),
     )
     hook = {"validate": "validation"}.get(stage, stage)
     with contextlib.redirect_stdout(terminal):
@@ -119,7 +118,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch):
     readings = iter(range(10**6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(readings) * 0.01)
     bar = Recorded(refresh_rate=7)
-    trainer = fake(num_training_batches=1000)
+    trainer = fake(state=SimpleNamespace(fn="fit", num_batches={"train": 1000}))
     with contextlib.redirect_stdout(Terminal()):
         bar.on_train_epoch_start(trainer, None)
         for i in range(1000):
@@ -133,7 +132,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch):
 def test_an_endless_epoch_has_a_bar_without_a_total():
     terminal = Terminal()
     bar = TQDMProgressBar()
-    trainer = fake(num_training_batches=math.inf)
+    trainer = fake(state=SimpleNamespace(fn="fit", num_batches={"train": math.inf}))
     with contextlib.redirect_stdout(terminal):
         run_epoch(bar, trainer)
         bar.on_exception(trainer, None, RuntimeError())
@@ -148,4 +147,4 @@ def test_an_endless_epoch_has_a_bar_without_a_total():
 def test_predict_with_a_progress_bar():
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     assert len(trainer.predict(make_net(), DataLoader(rows(4).tensors[0], 2))) == 2
-    assert trainer.num_predict_batches == [2]
+    assert trainer.state.num_batches["predict"] == [2]

@@ -8,7 +8,7 @@ from numbered_rows import Backwards, Rows, Stream
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
 from multigpu.errors import UserError
-from multigpu.trainer.loops import dataloaders
+from multigpu.trainer import dataloaders
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

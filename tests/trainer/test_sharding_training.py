@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import multigpu.trainer as L
 from multigpu import launch
-from multigpu.trainer.loops import dataloaders
+from multigpu.trainer import dataloaders
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -159,7 +159,7 @@ def data_of_a_rank() -> dict:
         trainer = cpu(strategy="ddp")
         trainer.strategy.connect()
         loader = DataLoader(Numbers(), 4, sampler=Drawn(permuted))
-        shard = dataloaders.prepare_for_rank(trainer, loader, training=True)
+        shard = dataloaders.prepare_for_rank(trainer, trainer.strategy, loader, training=True)
         found[name] = []
         for epoch in range(3):
             shard.batch_sampler.sampler.set_epoch(epoch)

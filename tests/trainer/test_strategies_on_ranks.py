@@ -72,6 +72,20 @@ class Own(DDPStrategy):
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
+class Early(Classes):
+    """A module of Lightning before 1.0: it connects the ranks, and wraps the model."""
+
+    called = []  # noqa: RUF012
+
+    def init_ddp_connection(self, global_rank, world_size):
+        Early.called.append((global_rank, world_size))
+        super().init_ddp_connection(global_rank, world_size)
+
+    def configure_ddp(self, model, device_ids):
+        Early.called.append(device_ids)
+        return super().configure_ddp(model, device_ids)
+
+
 class Unused(Classes):
     def __init__(self):
         super().__init__(gathered=False)
@@ -122,13 +136,16 @@ def nothing(folder):
 
 def everything(folder):
     rank = int(os.environ["RANK"])
-    found = {
+    found = {"early": fitted(folder, Early(gathered=False), strategy="ddp")}
+    dist.destroy_process_group()
+    found |= {
         "own": fitted(
             folder, Classes(gathered=False), strategy=Own(process_group_backend="gloo")
         )
     }
     found |= {
         "called": Own.called,
+        "early called": Early.called,
         "backend": dist.get_backend(),
         "nodes": two_nodes(folder, rank),
         "horovod": horovod(folder),
@@ -167,6 +184,12 @@ def test_a_strategy_can_be_given_a_group_and_a_wrapper_of_its_own(ranks):
             and rank["backend"] == "gloo"
         )
         assert gap(rank["own"], rank["ddp"]) == 0
+
+
+def test_a_module_can_connect_the_ranks_and_wrap_the_model(ranks):
+    for number, rank in enumerate(ranks):
+        assert rank["early called"] == [(number, 2), None]
+        assert gap(rank["early"], rank["ddp"]) == 0
 
 
 def test_unused_parameters_are_looked_for_only_where_wanted(ranks):

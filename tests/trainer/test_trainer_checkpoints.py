@@ -180,13 +180,12 @@ def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
     assert torch.equal(Renamed.load_from_checkpoint(path).linear.weight, plain.layer.weight)
 
 
-def test_a_mistake_in_the_users_init_is_the_users():
+def test_a_mistake_in_the_users_init_is_the_users(tmp_path):
     class Faulty(plain_net.Net):
         def __init__(self):
             super().__init__()
             len(3)
 
-    from multigpu.trainer.checkpointing.from_checkpoint import module_from_checkpoint
-
+    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
     with pytest.raises(TypeError, match="has no len"):
-        module_from_checkpoint(Faulty, {"state_dict": {}}, Path("x"), None, {})
+        Faulty.load_from_checkpoint(tmp_path / "a.ckpt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,30 +15,13 @@ from multigpu.trainer.callbacks.monitor import (
     missing_metric,
     to_score,
 )
+from multigpu.trainer.refused import refuse_arguments
 
 if TYPE_CHECKING:
-    from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# The attributes that a checkpoint contains, with Lightning's names. It also contains the
-# number of the stopping reason.
-STATE = (
-    "wait_count",
-    "stopped_epoch",
-    "best_score",
-    "patience",
-    "stopping_reason_message",
-)
-
-
-class EarlyStoppingReason(Enum):
-    """Why training was stopped. Checkpoints contain the numbers, which are Lightning's."""
-
-    NOT_STOPPED = 0
-    STOPPING_THRESHOLD = 1
-    DIVERGENCE_THRESHOLD = 2
-    PATIENCE_EXHAUSTED = 3
-    NON_FINITE_METRIC = 4
+# The attributes that a checkpoint contains, with Lightning's names.
+STATE = ("wait_count", "stopped_epoch", "best_score", "patience")
 
 
 class EarlyStopping(Callback):
@@ -54,6 +36,8 @@ class EarlyStopping(Callback):
     Raises UserError for an unknown mode and, with `strict`, for a metric that is not logged.
     """
 
+    monitors = True
+
     def __init__(
         self,
         monitor: str,
@@ -66,8 +50,9 @@ class EarlyStopping(Callback):
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
         check_on_train_epoch_end: bool | None = None,
-        log_rank_zero_only: bool = False,
+        **refused: Any,
     ):
+        refuse_arguments("EarlyStopping", refused)
         self.monitor = monitor
         self.mode = check_mode(mode, "EarlyStopping")
         self.min_delta = min_delta if mode == "max" else -min_delta
@@ -77,41 +62,34 @@ class EarlyStopping(Callback):
         self.check_finite = check_finite
         self.stopping_threshold = stopping_threshold
         self.divergence_threshold = divergence_threshold
-        self.log_rank_zero_only = log_rank_zero_only
         self._check_on_train_epoch_end = check_on_train_epoch_end
         self.best_score = torch.tensor(WORST[mode])
         self.wait_count = 0
         self.stopped_epoch = 0
-        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
-        self.stopping_reason_message: str | None = None
 
     @property
     def state_key(self) -> str:
         return self._generate_state_key(monitor=self.monitor, mode=self.mode)
 
     def state_dict(self) -> dict[str, Any]:
-        state = {name: getattr(self, name) for name in STATE}
-        return state | {"stopping_reason": self.stopping_reason.value}
+        return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.wait_count = state_dict["wait_count"]
-        self.stopped_epoch = state_dict["stopped_epoch"]
-        self.patience = state_dict["patience"]
-        self.best_score = to_score(state_dict["best_score"])
-        self.stopping_reason = EarlyStoppingReason(state_dict.get("stopping_reason", 0))
-        self.stopping_reason_message = state_dict.get("stopping_reason_message")
+        for name in STATE:
+            setattr(self, name, state_dict[name])
+        self.best_score = to_score(self.best_score)
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer, pl_module, stage):
         if self._check_on_train_epoch_end is None:
             once_per_epoch = trainer.val_check_interval == 1.0
             every_epoch = trainer.check_val_every_n_epoch == 1
             self._check_on_train_epoch_end = once_per_epoch and every_epoch
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         if self._check_on_train_epoch_end:
             self._check(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer, pl_module):
         if not self._check_on_train_epoch_end:
             self._check(trainer)
 
@@ -128,49 +106,34 @@ class EarlyStopping(Callback):
         trainer.should_stop = trainer.should_stop or stop
         if stop:
             self.stopped_epoch = trainer.current_epoch
-            self.stopping_reason_message = message
         if message and self.verbose:
-            self._print(trainer, message)
+            rank = f"[rank: {trainer.global_rank}] " if trainer.world_size > 1 else ""
+            print(f"{rank}{message}")
 
-    def _print(self, trainer: Trainer, message: str) -> None:
-        if self.log_rank_zero_only or trainer.world_size == 1:
-            trainer.print(message)
-        else:
-            print(f"[rank: {trainer.global_rank}] {message}")
-
-    def _evaluate(self, current: Tensor) -> tuple[bool, str | None]:
-        """Return whether to stop, and a message, or None if there is nothing to report."""
+    def _evaluate(self, current: Tensor) -> tuple[bool, str]:
+        """Return whether to stop, and a message; "" if there is nothing to report."""
         is_better = IS_BETTER[self.mode]
-        value = f"{self.monitor} = {current:.3f}"
         stopping = self.stopping_threshold
         divergence = self.divergence_threshold
+        value = f"{self.monitor} = {current:.3f}"
+        best = f"(the best was {self.best_score:.3f})"
         if self.check_finite and not torch.isfinite(current):
-            self.stopping_reason = EarlyStoppingReason.NON_FINITE_METRIC
-            best = f"the best was {self.best_score:.3f}"
-            return True, f"{value} is not finite ({best}): training stops."
+            return True, f"{value} is not finite {best}: training stops."
         if stopping is not None and is_better(current, stopping):
-            self.stopping_reason = EarlyStoppingReason.STOPPING_THRESHOLD
             return (
                 True,
                 f"{value} is better than stopping_threshold {stopping}: training stops.",
             )
         if divergence is not None and is_better(-current, -divergence):
-            self.stopping_reason = EarlyStoppingReason.DIVERGENCE_THRESHOLD
-            return (
-                True,
-                f"{value} is worse than divergence_threshold {divergence}: training stops.",
-            )
+            worse = f"{value} is worse than divergence_threshold {divergence}"
+            return True, f"{worse}: training stops."
         if is_better(current - self.min_delta, self.best_score):
-            previous = self.best_score
+            was = f" {best}" if torch.isfinite(self.best_score) else ""
             self.best_score = current
             self.wait_count = 0
-            was = f" (the best was {previous:.3f})" if torch.isfinite(previous) else ""
             return False, f"{value} is the best so far{was}."
         self.wait_count += 1
         if self.wait_count < self.patience:
-            return False, None
-        self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
-        return True, (
-            f"{value}: no improvement in the last {self.wait_count} checks "
-            f"(the best was {self.best_score:.3f}): training stops."
-        )
+            return False, ""
+        checks = f"no improvement in the last {self.wait_count} checks"
+        return True, f"{value}: {checks} {best}: training stops."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from copy import copy
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,6 @@ from torch import Tensor
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.callbacks.callback import Callback
-from multigpu.trainer.callbacks.checkpoint_files import (
-    default_folder,
-    fill_template,
-    link_checkpoint,
-    remove_checkpoint,
-    unused_path,
-)
-from multigpu.trainer.callbacks.checkpoint_schedule import CheckpointSchedule
 from multigpu.trainer.callbacks.monitor import (
     IS_BETTER,
     WORST,
@@ -30,12 +22,13 @@ from multigpu.trainer.callbacks.monitor import (
     missing_metric,
     to_score,
 )
+from multigpu.trainer.refused import refuse_arguments
 
 if TYPE_CHECKING:
-    from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# The attributes that a checkpoint contains, with Lightning's names.
+# The attributes that a checkpoint contains, and those that are restored from it unless
+# `dirpath` has changed. The names are Lightning's.
 STATE = (
     "monitor",
     "best_model_score",
@@ -47,7 +40,6 @@ STATE = (
     "kth_value",
     "last_model_path",
 )
-# The attributes that are restored from a checkpoint, unless `dirpath` has changed.
 RESTORED = (
     "best_model_score",
     "kth_best_model_path",
@@ -67,22 +59,20 @@ class ModelCheckpoint(Callback):
     (`mode` "min" or "max"). `filename` can contain metrics: "{epoch}-{val_loss:.2f}" becomes
     "epoch=2-val_loss=0.31.ckpt", or "2-0.31.ckpt" without `auto_insert_metric_name`. With
     `enable_version_counter` a file of another run is not overwritten; the new file's name gets
-    "-v1". `save_last` also keeps "last.ckpt", as a copy or, with "link", as a symbolic link.
+    "-v1". `save_last` also keeps a copy as "last.ckpt".
 
-    It saves every `every_n_epochs` epochs (default 1), every `every_n_train_steps` optimizer
-    steps, or at every `train_time_interval`. Only one of the three can be given. An epoch's
-    checkpoint is written after the validation or, with `save_on_train_epoch_end`, at the end
-    of the training epoch. By default it is written at the end if validation runs once per
-    epoch.
+    It saves every `every_n_epochs` epochs (default 1) or every `every_n_train_steps` optimizer
+    steps. Only one of the two can be given. An epoch's checkpoint is written after the
+    validation or, with `save_on_train_epoch_end`, at the end of the training epoch. By default
+    it is written at the end if validation runs once per epoch.
 
     Raises UserError for invalid arguments, and for a metric that is not logged.
     """
 
-    CHECKPOINT_JOIN_CHAR = "-"
-    CHECKPOINT_EQUALS_CHAR = "="
+    monitors = True
+    saves = True
     CHECKPOINT_NAME_LAST = "last"
     FILE_EXTENSION = ".ckpt"
-    STARTING_VERSION = 1
 
     def __init__(
         self,
@@ -90,18 +80,20 @@ class ModelCheckpoint(Callback):
         filename: str | None = None,
         monitor: str | None = None,
         verbose: bool = False,
-        save_last: bool | str | None = None,
+        save_last: bool | None = None,
         save_top_k: int = 1,
-        save_on_exception: bool = False,
         save_weights_only: bool = False,
         mode: str = "min",
         auto_insert_metric_name: bool = True,
         every_n_train_steps: int | None = None,
-        train_time_interval: timedelta | None = None,
         every_n_epochs: int | None = None,
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
+        **refused: Any,
     ):
+        refuse_arguments("ModelCheckpoint", refused)
+        if save_last not in (None, True, False):
+            raise UserError(f"ModelCheckpoint(save_last={save_last!r}): give True or False.")
         if save_top_k < -1:
             raise UserError(
                 f"ModelCheckpoint(save_top_k={save_top_k}): "
@@ -112,6 +104,20 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint(save_top_k={save_top_k}) needs monitor=..., "
                 "the metric that decides which checkpoints are best."
             )
+        if every_n_train_steps is every_n_epochs is None:
+            every_n_epochs = 1
+        self.every_n_train_steps = every_n_train_steps or 0
+        self.every_n_epochs = every_n_epochs or 0
+        for name in ("every_n_train_steps", "every_n_epochs"):
+            if (number := getattr(self, name)) < 0:
+                raise UserError(
+                    f"ModelCheckpoint({name}={number}): give 1 or more, or 0 for never."
+                )
+        if self.every_n_train_steps and self.every_n_epochs:
+            raise UserError(
+                "ModelCheckpoint accepts every_n_train_steps or every_n_epochs: for two "
+                "intervals, use two ModelCheckpoints."
+            )
         self.dirpath = os.path.realpath(os.path.expanduser(dirpath)) if dirpath else None
         self.filename = filename
         self.monitor = monitor
@@ -119,13 +125,10 @@ class ModelCheckpoint(Callback):
         self.verbose = verbose
         self.save_last = save_last
         self.save_top_k = save_top_k
-        self.save_on_exception = save_on_exception
         self.save_weights_only = save_weights_only
         self.auto_insert_metric_name = auto_insert_metric_name
+        self._save_on_train_epoch_end = save_on_train_epoch_end
         self._enable_version_counter = enable_version_counter
-        self._schedule = CheckpointSchedule(
-            every_n_train_steps, train_time_interval, every_n_epochs, save_on_train_epoch_end
-        )
         self.best_k_models: dict[str, Tensor] = {}
         self.best_model_path = ""
         self.best_model_score: Tensor | None = None
@@ -133,25 +136,19 @@ class ModelCheckpoint(Callback):
         self.kth_value = torch.tensor(WORST[mode])
         self.current_score: Tensor | None = None
         self.last_model_path = ""
-        # 0, because before the first step there is nothing to save.
-        self._last_global_step_saved = 0
-        self._last_checkpoint_saved = ""
+        self._last_global_step_saved = 0  # before the first step there is nothing to save
         self._saves_after_validation = False
         self._has_validated = False
         self._has_ended_epoch = False
-
-    @property
-    def every_n_epochs(self) -> int:
-        return self._schedule.every_n_epochs
 
     @property
     def state_key(self) -> str:
         return self._generate_state_key(
             monitor=self.monitor,
             mode=self.mode,
-            every_n_train_steps=self._schedule.every_n_train_steps,
-            every_n_epochs=self._schedule.every_n_epochs,
-            train_time_interval=self._schedule.train_time_interval,
+            every_n_train_steps=self.every_n_train_steps,
+            every_n_epochs=self.every_n_epochs,
+            train_time_interval=None,  # a part of Lightning's key
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,122 +173,115 @@ class ModelCheckpoint(Callback):
         for name in RESTORED:
             setattr(self, name, copy(state_dict.get(name, getattr(self, name))))
 
-    # ---- hooks
-    # ----------------------------------------------------------------------------------
+    # ---- hooks: when to save --------------------------------------------------------------
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = trainer.strategy.broadcast(self.dirpath or default_folder(trainer))
+    def setup(self, trainer, pl_module, stage):
+        self.dirpath = trainer.strategy.broadcast(self.dirpath or _default_folder(trainer))
         writes = stage == "fit" and trainer.is_global_zero and self.save_top_k
         if writes and os.path.isdir(self.dirpath) and os.listdir(self.dirpath):
             warnings.warn(
                 f"Checkpoint directory {self.dirpath} exists and is not empty.", stacklevel=2
             )
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._schedule.start_clock()
+    def on_train_start(self, trainer, pl_module):
         self._has_validated = False
         self._has_ended_epoch = False
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if not self._schedule.due_after_batch(trainer):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        every = self.every_n_train_steps
+        if not every or trainer.global_step % every:
             return
         monitors = self.monitor is not None
-        # "epoch" and "step" are never missing: _monitor_candidates adds them.
-        is_missing = monitors and self.monitor not in self._monitor_candidates(trainer)
+        # "epoch" and "step" are never missing: _metrics adds them.
+        is_missing = monitors and self.monitor not in self._metrics(trainer)
         if is_missing and self._has_ended_epoch and self._all_metrics_are_logged(trainer):
             raise missing_metric(self.monitor, trainer.callback_metrics, "ModelCheckpoint")
         is_last = batch_idx + 1 == trainer.num_training_batches
-        if is_missing or (
-            monitors and is_last and self._schedule.waits_for_validation(trainer)
-        ):
+        if is_missing or (monitors and is_last and self._waits_for_validation(trainer)):
             self._saves_after_validation = True
-        elif not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_and_last(trainer)
+        elif not self._skips(trainer):
+            self._save(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self._has_ended_epoch = True
-        skip = self._should_skip_saving_checkpoint(trainer)
-        if not skip and self._schedule.saves_on_train_epoch_end(trainer):
+        if not self._skips(trainer) and self._saves_on_train_epoch_end(trainer):
             self._save_after_epoch(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer, pl_module):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._has_validated = True
-        skip = self._should_skip_saving_checkpoint(trainer)
-        if skip or self._schedule.saves_on_train_epoch_end(trainer):
+        if self._skips(trainer) or self._saves_on_train_epoch_end(trainer):
             return
         if self._saves_after_validation:
             self._saves_after_validation = False
-            self._save_topk_and_last(trainer)
+            self._save(trainer)
         else:
             self._save_after_epoch(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.save_last and not self._last_checkpoint_saved and not trainer.fast_dev_run:
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+    def on_train_end(self, trainer, pl_module):
+        if self.save_last and not self._last_global_step_saved and not trainer.fast_dev_run:
+            self._save_last(trainer, self._metrics(trainer))
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        if not self.save_on_exception:
-            return
-        if trainer.world_size > 1:
-            # Saving needs all ranks, but the others can be in a collective of the step.
-            warnings.warn(
-                "save_on_exception saves nothing if there are several ranks.", stacklevel=2
-            )
-        elif not self._should_skip_saving_checkpoint(trainer):
-            metrics = self._monitor_candidates(trainer)
-            self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
-            self._save_last_checkpoint(trainer, metrics)
+    def _skips(self, trainer: Trainer) -> bool:
+        return (
+            trainer.state.fn != "fit"
+            or bool(trainer.sanity_checking)
+            or bool(trainer.fast_dev_run)
+            or self._last_global_step_saved == trainer.global_step
+        )
+
+    def _saves_on_train_epoch_end(self, trainer: Trainer) -> bool:
+        """Whether to save at the end of the training epoch instead of after the validation."""
+        if self._save_on_train_epoch_end is not None:
+            return self._save_on_train_epoch_end
+        if trainer.check_val_every_n_epoch != 1:
+            return False
+        return not _num_val_batches(trainer) or trainer.val_check_interval == 1.0
+
+    def _waits_for_validation(self, trainer: Trainer) -> bool:
+        """Whether this epoch ends with a validation and its checkpoint is saved after that."""
+        every = trainer.check_val_every_n_epoch
+        this_epoch = every is None or (trainer.current_epoch + 1) % every == 0
+        validates = trainer.enable_validation and _num_val_batches(trainer) > 0
+        return validates and this_epoch and not self._saves_on_train_epoch_end(trainer)
+
+    def _all_metrics_are_logged(self, trainer: Trainer) -> bool:
+        """Whether each hook that could log the metric has run once."""
+        return self._has_validated or not trainer.enable_validation
+
+    # ---- files ----------------------------------------------------------------------------
 
     def last_checkpoints(self, trainer: Trainer) -> set[str]:
         """The files that are named as last checkpoints, of this run and of earlier ones."""
-        folder = Path(self.dirpath or default_folder(trainer))
+        folder = Path(self.dirpath or _default_folder(trainer))
         pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
         return {self.last_model_path, *map(str, folder.glob(pattern))}
 
-    def to_yaml(self, filepath: str | os.PathLike | None = None) -> None:
-        """Write best_k_models, path → score, to a YAML file; by default in `dirpath`."""
-        # PyYAML is imported only where it is used: training needs torch alone.
-        import yaml
-
-        path = Path(filepath or os.path.join(self.dirpath, "best_k_models.yaml"))
-        scores = {path: float(score) for path, score in self.best_k_models.items()}
-        path.write_text(yaml.safe_dump(scores))
-
-    # ---- names
-    # ----------------------------------------------------------------------------------
-
     def format_checkpoint_name(
-        self,
-        metrics: dict[str, Any],
-        filename: str | None = None,
-        ver: int | None = None,
-        prefix: str | None = None,
+        self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
     ) -> str:
-        """The path for these metrics; a missing metric counts as 0.
+        """The path for these metrics; a missing metric counts as 0. `ver` adds "-v<ver>".
 
-        `ver` adds "-v<ver>" at the end. `prefix` adds "<prefix>-" at the start.
+        Raises UserError if a format does not fit its value.
         """
-        template = filename or self.filename or f"{{epoch}}{self.CHECKPOINT_JOIN_CHAR}{{step}}"
-        equals = self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else None
-        parts = [fill_template(template, metrics, equals)]
-        if prefix is not None:
-            parts.insert(0, prefix)
-        if ver is not None:
-            parts.append(f"v{ver}")
-        name = self.CHECKPOINT_JOIN_CHAR.join(parts) + self.FILE_EXTENSION
-        return os.path.join(self.dirpath, name) if self.dirpath else name
+        template = filename or self.filename or "{epoch}-{step}"
 
-    def _get_metric_interpolated_filepath_name(
+        def text_of(field: re.Match) -> str:
+            name, spec = field[1], field[2] or ""
+            try:
+                value = format(metrics.get(name, 0), spec)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"ModelCheckpoint(filename={template!r}): "
+                    f"{field[0]} cannot be formatted: {error}."
+                ) from None
+            return f"{name}={value}" if self.auto_insert_metric_name else value
+
+        name = re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", text_of, template)
+        name += f"-v{ver}" if ver is not None else ""
+        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
+
+    def _path(
         self,
         trainer: Trainer,
         metrics: dict[str, Any],
@@ -302,19 +292,16 @@ class ModelCheckpoint(Callback):
 
         With the version counter, no file exists there, or the path is `replaced`.
         """
-        if not trainer.is_global_zero:
-            path = ""
-        elif self._enable_version_counter:
-            path = unused_path(
-                lambda ver: self.format_checkpoint_name(metrics, filename, ver),
-                self.STARTING_VERSION,
-                replaced,
-            )
-        else:
+        path = ""
+        if trainer.is_global_zero:
             path = self.format_checkpoint_name(metrics, filename)
+            version = 1
+            while self._enable_version_counter and os.path.exists(path) and path != replaced:
+                path = self.format_checkpoint_name(metrics, filename, version)
+                version += 1
         return trainer.strategy.broadcast(path)
 
-    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
+    def _metrics(self, trainer: Trainer) -> dict[str, Any]:
         """The metrics for the file's name.
 
         epoch and step are converted to int, because the user may have logged them as floats.
@@ -325,41 +312,32 @@ class ModelCheckpoint(Callback):
             metrics[name] = torch.tensor(int(metrics.get(name, counter)))
         return metrics
 
-    # ---- saving
-    # ---------------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------
 
-    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        return (
-            trainer.state.fn != "fit"
-            or bool(trainer.sanity_checking)
-            or bool(trainer.fast_dev_run)
-            or self._last_global_step_saved == trainer.global_step
-        )
-
-    def _all_metrics_are_logged(self, trainer: Trainer) -> bool:
-        """Whether each hook that could log the metric has run once."""
-        return self._has_validated or not trainer.enable_validation
-
-    def _save_topk_and_last(self, trainer: Trainer) -> None:
-        metrics = self._monitor_candidates(trainer)
-        self._save_topk_checkpoint(trainer, metrics)
-        self._save_last_checkpoint(trainer, metrics)
+    def _save(self, trainer: Trainer) -> None:
+        metrics = self._metrics(trainer)
+        self._save_top_k(trainer, metrics)
+        self._save_last(trainer, metrics)
 
     def _save_after_epoch(self, trainer: Trainer) -> None:
-        metrics = self._monitor_candidates(trainer)
-        if self._schedule.due_after_epoch(trainer):
-            self._save_topk_checkpoint(trainer, metrics)
-        saved_now = self._last_global_step_saved == trainer.global_step
-        if saved_now or (self.save_last == "link" and self._last_checkpoint_saved):
-            self._save_last_checkpoint(trainer, metrics)
+        metrics = self._metrics(trainer)
+        every = self.every_n_epochs
+        if every and (trainer.current_epoch + 1) % every == 0:
+            self._save_top_k(trainer, metrics)
+        if self._last_global_step_saved == trainer.global_step:
+            self._save_last(trainer, metrics)
 
-    def _save_topk_checkpoint(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_top_k(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         if self.save_top_k == 0:
             return
         if self.monitor is None:
-            self._save_none_monitor_checkpoint(trainer, metrics)
+            previous = self.best_model_path
+            self.best_model_path = self._path(trainer, metrics, previous)
+            self._write(trainer, self.best_model_path)
+            if self.save_top_k == 1:
+                self._remove(trainer, previous, self.best_model_path)
         elif self.monitor in metrics:
-            self._save_monitor_checkpoint(trainer, metrics)
+            self._save_monitored(trainer, metrics)
         elif self._all_metrics_are_logged(trainer):
             raise missing_metric(self.monitor, metrics, "ModelCheckpoint")
         else:
@@ -369,26 +347,21 @@ class ModelCheckpoint(Callback):
                 stacklevel=2,
             )
 
-    def _save_none_monitor_checkpoint(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
-        previous = self.best_model_path
-        self.best_model_path = self._get_metric_interpolated_filepath_name(
-            trainer, metrics, previous
-        )
-        self._save_checkpoint(trainer, self.best_model_path)
-        if self.save_top_k == 1:
-            remove_checkpoint(trainer, previous, self.best_model_path, self.dirpath)
-
-    def _save_monitor_checkpoint(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_monitored(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         current = to_score(metrics[self.monitor])
         is_full = 0 < self.save_top_k <= len(self.best_k_models)
-        if is_full and not self.check_monitor_top_k(trainer, current):
-            if self.verbose:
-                trainer.print(
-                    f"{self.monitor} = {current:.5f} is not among the best {self.save_top_k}."
-                )
-            return
+        if is_full:
+            worst_kept = self.best_k_models[self.kth_best_model_path]
+            is_better = bool(IS_BETTER[self.mode](current, worst_kept))
+            if not trainer.strategy.reduce_boolean_decision(is_better):
+                if self.verbose:
+                    trainer.print(
+                        f"{self.monitor} = {current:.5f} is not among the best "
+                        f"{self.save_top_k}."
+                    )
+                return
         replaced = self.kth_best_model_path if is_full else ""
-        path = self._get_metric_interpolated_filepath_name(trainer, metrics, replaced)
+        path = self._path(trainer, metrics, replaced)
         # A metric that was not reduced differs between ranks, but best_k_models must not
         # differ. Therefore all ranks use rank 0's path and score.
         path, current = trainer.strategy.broadcast((path, current))
@@ -396,53 +369,65 @@ class ModelCheckpoint(Callback):
         if self.verbose:
             best = f"{self.best_model_score:.5f}"
             trainer.print(f"{self.monitor} = {current:.5f} (best {best}): saved as {path}")
-        self._save_checkpoint(trainer, path)
-        remove_checkpoint(trainer, replaced, path, self.dirpath)
+        self._write(trainer, path)
+        self._remove(trainer, replaced, path)
 
     def _update_best(self, path: str, current: Tensor, replaced: str) -> None:
         """Add `path` with its score to best_k_models, and remove `replaced`."""
         if torch.isnan(current):
             current = torch.tensor(WORST[self.mode])
         self.current_score = current
-        self.best_k_models.pop(replaced, None)
-        self.best_k_models[path] = current
+        kept = self.best_k_models
+        kept.pop(replaced, None)
+        kept[path] = current
         best, worst = (min, max) if self.mode == "min" else (max, min)
-        self.best_model_path = best(self.best_k_models, key=self.best_k_models.__getitem__)
-        self.best_model_score = self.best_k_models[self.best_model_path]
-        if self.save_top_k <= len(self.best_k_models):
-            self.kth_best_model_path = worst(
-                self.best_k_models, key=self.best_k_models.__getitem__
-            )
-            self.kth_value = self.best_k_models[self.kth_best_model_path]
+        self.best_model_path = best(kept, key=kept.__getitem__)
+        self.best_model_score = kept[self.best_model_path]
+        if self.save_top_k <= len(kept):
+            self.kth_best_model_path = worst(kept, key=kept.__getitem__)
+            self.kth_value = kept[self.kth_best_model_path]
 
-    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Whether a checkpoint with this score would be kept. All ranks return the same."""
-        if current is None:
-            return False
-        if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k:
-            return True
-        kth_best = self.best_k_models[self.kth_best_model_path].to(current.device)
-        is_better = IS_BETTER[self.mode](current, kth_best)
-        return trainer.strategy.reduce_boolean_decision(bool(is_better))
-
-    def _save_last_checkpoint(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         if not self.save_last:
             return
         previous = self.last_model_path
         # Set before saving, because the state in the checkpoint contains the path.
-        self.last_model_path = self._get_metric_interpolated_filepath_name(
+        self.last_model_path = self._path(
             trainer, metrics, previous, self.CHECKPOINT_NAME_LAST
         )
-        if self.save_last == "link" and self._last_checkpoint_saved and self.save_top_k:
-            link_checkpoint(trainer, self._last_checkpoint_saved, self.last_model_path)
-        else:
-            self._save_checkpoint(trainer, self.last_model_path)
-        remove_checkpoint(trainer, previous, self.last_model_path, self.dirpath)
+        self._write(trainer, self.last_model_path)
+        self._remove(trainer, previous, self.last_model_path)
 
-    def _save_checkpoint(self, trainer: Trainer, path: str) -> None:
+    def _write(self, trainer: Trainer, path: str) -> None:
         trainer.save_checkpoint(path, self.save_weights_only)
         self._last_global_step_saved = trainer.global_step
-        self._last_checkpoint_saved = path
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:
-                logger.after_save_checkpoint(self)
+
+    def _remove(self, trainer: Trainer, path: str, newer: str) -> None:
+        """Delete the file `path`, on rank 0.
+
+        The file is kept if `newer` is the same file, if the run resumed from it, or if it is
+        outside `dirpath`.
+        """
+        if not path or not trainer.is_global_zero:
+            return
+        old = Path(os.path.abspath(path))
+        kept = {os.path.abspath(other) for other in (newer, trainer.ckpt_path) if other}
+        if str(old) not in kept and Path(os.path.abspath(self.dirpath)) in old.parents:
+            old.unlink(missing_ok=True)
+
+
+def _default_folder(trainer: Trainer) -> str:
+    """The folder for checkpoints if the user gave none: in the first logger's folder."""
+    if not trainer.loggers:
+        return os.path.join(trainer.default_root_dir, "checkpoints")
+    logger = trainer.loggers[0]
+    version = logger.version
+    if not isinstance(version, str):
+        version = f"version_{version}"
+    root = logger.save_dir or trainer.default_root_dir
+    return os.path.join(root, str(logger.name), version, "checkpoints")
+
+
+def _num_val_batches(trainer: Trainer) -> float:
+    batches = trainer.num_val_batches
+    return sum(batches) if isinstance(batches, list) else batches

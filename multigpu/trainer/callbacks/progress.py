@@ -10,7 +10,6 @@ import importlib.util
 import math
 import sys
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
@@ -22,19 +21,12 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# Methods that make Lightning's bars: here, an epoch and its validation share one bar.
-NOT_CALLED = [
-    f"init_{loop}_tqdm" for loop in ("sanity", "train", "validation", "test", "predict")
-]
 # The shortest time between two drawings, because drawing takes longer than a small step.
 SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class ProgressBar(Callback):
-    """The base class of progress bars: `enable`, `disable`, `print` and `get_metrics`.
-
-    A subclass draws the bar.
-    """
+    """The base class of progress bars: a subclass draws the bar."""
 
     def __init__(self) -> None:
         self._enabled = True
@@ -54,25 +46,7 @@ class ProgressBar(Callback):
             )
         return self._trainer
 
-    @property
-    def total_train_batches(self) -> float:
-        """The batches of the running epoch; infinity if the dataloader has no length."""
-        trainer = self.trainer
-        batches = trainer.num_training_batches
-        if trainer.max_epochs == -1 and trainer.max_steps > 0:
-            return min(batches, trainer.max_steps - trainer.global_step)
-        return batches
-
-    @property
-    def total_val_batches(self) -> float:
-        """The validation batches of the running epoch; 0 in an epoch without validation."""
-        trainer = self.trainer
-        every = trainer.check_val_every_n_epoch
-        if every is not None and (trainer.current_epoch + 1) % every:
-            return 0
-        return sum(trainer.num_val_batches)
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer, pl_module, stage):
         if not trainer.is_global_zero:
             self.disable()
 
@@ -88,26 +62,17 @@ class TQDMProgressBar(ProgressBar):
     """Draw one tqdm bar per epoch, validation, test and prediction.
 
     If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
-    instead.
-    The bar is drawn every `refresh_rate` batches (0: never), but at most ten times per second.
-    With `leave` the bars of all epochs stay on the screen, otherwise only the last one stays.
-    Only rank 0 draws.
+    instead. The bar is drawn every `refresh_rate` batches (0: never), but at most ten times
+    per second. With `leave` the bars of all epochs stay on the screen, otherwise only the last
+    one stays. Only rank 0 draws.
     """
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False):
         super().__init__()
-        for name in NOT_CALLED:
-            if hasattr(self, name):
-                warnings.warn(
-                    f"{type(self).__name__}.{name} is not called: to change the bar's text, "
-                    f"override get_metrics; to draw another bar, write a ProgressBar.",
-                    stacklevel=2,
-                )
         self.refresh_rate = refresh_rate
         self.process_position = process_position
         self._leave = leave
-        # None while no loop runs.
-        self._bar: tqdm | None = None
+        self._bar: tqdm | None = None  # None while no loop runs
         self._batches_done = 0
         self._next_drawing = 0.0
 
@@ -116,8 +81,7 @@ class TQDMProgressBar(ProgressBar):
         return self._enabled and self.refresh_rate > 0
 
     def __getstate__(self) -> dict[str, Any]:
-        # A bar cannot be pickled.
-        return vars(self) | {"_bar": None}
+        return vars(self) | {"_bar": None}  # a bar cannot be pickled
 
     def print(
         self, *args: Any, sep: str = " ", end: str = "\n", file: Any = None, **kwargs: Any
@@ -128,83 +92,71 @@ class TQDMProgressBar(ProgressBar):
         else:
             self._bar.write(sep.join(map(str, args)), end=end, file=file)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open(f"Epoch {trainer.current_epoch}", trainer.num_training_batches)
+    def on_train_epoch_start(self, trainer, pl_module):
+        self._open(trainer, f"Epoch {trainer.current_epoch}", "train")
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self._count_batch(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         if self._bar is not None:
             self._draw(trainer, pl_module)
-        elif self.is_enabled and not self._can_draw():
+        elif self.is_enabled and not _can_draw():
             metrics = self.get_metrics(trainer, pl_module)
             fields = [f"epoch {trainer.current_epoch}", f"step {trainer.global_step}"]
             fields += [f"{name} {_short(value)}" for name, value in metrics.items()]
             builtins.print("  ".join(fields), flush=True)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer, pl_module):
         self._close(leave=True)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer, pl_module):
         if trainer.state.fn == "validate":
-            self._open("Validation", trainer.num_val_batches)
+            self._open(trainer, "Validation", "val")
         elif self._bar is not None:
             # During training the epoch's bar stays, and shows that a validation runs.
             self._bar.set_description(f"Epoch {trainer.current_epoch}, validation")
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer, pl_module):
         if trainer.state.fn == "validate":
             self._close(leave=True)
         elif self._bar is not None:
             self._bar.set_description(f"Epoch {trainer.current_epoch}")
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open("Testing", trainer.num_test_batches)
+    def on_test_start(self, trainer, pl_module):
+        self._open(trainer, "Testing", "test")
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open("Predicting", trainer.num_predict_batches)
+    def on_predict_start(self, trainer, pl_module):
+        self._open(trainer, "Predicting", "predict")
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+        self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0
+    ):
         if trainer.state.fn != "fit":
             self._count_batch(trainer, pl_module)
 
     on_validation_batch_end = on_test_batch_end
     on_predict_batch_end = on_test_batch_end
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_end(self, trainer, pl_module):
         self._close(leave=True)
 
     on_predict_end = on_test_end
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer, pl_module, exception):
         self._close(leave=True)
 
-    def _open(self, description: str, batches: float | list[float]) -> None:
+    def _open(self, trainer: Trainer, description: str, name: str) -> None:
         self._close(leave=self._leave)
-        if not (self.is_enabled and self._can_draw()):
+        if not (self.is_enabled and _can_draw()):
             return
+        from tqdm import tqdm
+
+        batches = trainer.state.num_batches.get(name, 0)
         total = sum(batches) if isinstance(batches, list) else batches
         self._batches_done = 0
         self._next_drawing = 0.0
-        self._bar = self._new_bar(
+        self._bar = tqdm(
             desc=description,
             total=None if math.isinf(total) else int(total),
             position=self.process_position,
@@ -212,15 +164,6 @@ class TQDMProgressBar(ProgressBar):
             dynamic_ncols=True,
             file=sys.stdout,
         )
-
-    def _can_draw(self) -> bool:
-        """Whether stdout is a terminal, and tqdm is installed."""
-        return sys.stdout.isatty() and importlib.util.find_spec("tqdm") is not None
-
-    def _new_bar(self, **settings: Any) -> tqdm:
-        from tqdm import tqdm
-
-        return tqdm(**settings)
 
     def _count_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count a batch; draw the bar if it is due. Every step calls this: keep it cheap."""
@@ -245,6 +188,11 @@ class TQDMProgressBar(ProgressBar):
             self._bar.leave = leave
             self._bar.close()
             self._bar = None
+
+
+def _can_draw() -> bool:
+    """Whether stdout is a terminal, and tqdm is installed."""
+    return sys.stdout.isatty() and importlib.util.find_spec("tqdm") is not None
 
 
 def _short(value: Any) -> str:

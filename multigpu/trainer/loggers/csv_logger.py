@@ -3,13 +3,12 @@
 import csv
 import os
 import warnings
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from multigpu.files import atomic, report_full_disk
-from multigpu.trainer.loggers.logger import FolderLogger, NoExperiment
+from multigpu.trainer.loggers.logger import FolderLogger
 
 
 class ExperimentWriter:
@@ -32,10 +31,7 @@ class ExperimentWriter:
 
     def save(self) -> None:
         """Write the new rows."""
-        rows = [
-            {name: v.item() if hasattr(v, "item") else v for name, v in row.items()}
-            for row in self.metrics
-        ]
+        rows = self.metrics
         self.metrics = []
         new_keys = set().union(*rows) - set(self.metrics_keys)
         if new_keys:
@@ -58,7 +54,7 @@ class ExperimentWriter:
 
 
 class CSVLogger(FolderLogger):
-    """Writes metrics.csv and hparams.yaml to <save_dir>/<name>/version_<N>.
+    """Writes metrics.csv to <save_dir>/<name>/version_<N>.
 
     The columns are sorted by name. Rows are written every `flush_logs_every_n_steps` steps and
     at the end. `prefix` is put before every metric's name.
@@ -75,38 +71,22 @@ class CSVLogger(FolderLogger):
         super().__init__(save_dir, name, version, prefix)
         self._flush_logs_every_n_steps = flush_logs_every_n_steps
 
-    @property
-    def experiment(self) -> ExperimentWriter | NoExperiment:
-        """The writer of metrics.csv on rank 0; elsewhere, an object that does nothing."""
-        if not self.is_global_zero:
-            return NoExperiment()
-        return self._writer()
-
-    def _writer(self) -> ExperimentWriter:
-        """The writer. The first call creates the folder."""
-        if self._experiment is None:
-            self._experiment = ExperimentWriter(self.log_dir)
-        return self._experiment
+    def _open(self) -> ExperimentWriter:
+        return ExperimentWriter(self.log_dir)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if not self.is_global_zero:
             return
         rows = self.experiment.metrics
         step = len(rows) if step is None else step
-        rows.append(self._prefixed(metrics) | {"step": step})
+        # A tensor can change in place until the rows are written.
+        numbers = {
+            self._prefix + name: value.item() if hasattr(value, "item") else value
+            for name, value in metrics.items()
+        }
+        rows.append(numbers | {"step": step})
         if (step + 1) % self._flush_logs_every_n_steps == 0:
             self.save()
 
-    def log_hyperparams(self, params: Mapping[str, Any] | Namespace | None = None) -> None:
-        if self.is_global_zero:
-            self._update_hparams(params)
-            self._writer()
-            self._write_hparams()
-
     def save(self) -> None:
         self.experiment.save()
-
-    def finalize(self, status: str) -> None:
-        # A run that logged nothing leaves no folder.
-        if self._experiment is not None:
-            self.save()

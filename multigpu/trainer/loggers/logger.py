@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from multigpu.trainer.callbacks import ModelCheckpoint
+from typing import Any
 
 
 class NoExperiment:
@@ -23,11 +17,6 @@ class NoExperiment:
             raise AttributeError(name)
         return lambda *args, **kwargs: None
 
-    def __getitem__(self, index: Any) -> NoExperiment:
-        return self
-
-    def __setitem__(self, index: Any, value: Any) -> None: ...
-
 
 class Logger:
     """The base class of loggers. A subclass implements at least `log_metrics`.
@@ -35,14 +24,18 @@ class Logger:
     The Trainer sets `is_global_zero` when the ranks are known. Only rank 0 writes. The Trainer
     also sets rank 0's version on all ranks (`set_version`), because the other ranks would
     count the folder that rank 0 has created.
+
+    save_dir   the folder of all experiments; None if nothing is written on this machine
+    root_dir   the folder of all versions of this experiment
+    log_dir    the folder of this version
     """
 
     is_global_zero: bool = True
     _version: int | str | None = None
-
-    @property
-    def name(self) -> str | None:
-        return None
+    name: str | None = None
+    save_dir: str | None = None
+    root_dir: str | None = None
+    log_dir: str | None = None
 
     @property
     def version(self) -> int | str | None:
@@ -50,21 +43,6 @@ class Logger:
 
     def set_version(self, version: int | str | None) -> None:
         self._version = version
-
-    @property
-    def save_dir(self) -> str | None:
-        """The folder of all experiments; None if nothing is written on this machine."""
-        return None
-
-    @property
-    def root_dir(self) -> str | None:
-        """The folder of all versions of this experiment."""
-        return None
-
-    @property
-    def log_dir(self) -> str | None:
-        """The folder of this version."""
-        return None
 
     @property
     def experiment(self) -> Any:
@@ -78,8 +56,6 @@ class Logger:
     def log_hyperparams(
         self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any
     ) -> None: ...
-    def log_graph(self, model: nn.Module, input_array: Any = None) -> None: ...
-    def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None: ...
     def save(self) -> None: ...
 
     def finalize(self, status: str) -> None:
@@ -96,11 +72,8 @@ class DummyLogger(Logger):
 class FolderLogger(Logger):
     """A logger that writes to <save_dir>/<name>/version_<version>.
 
-    By default `version` is one more than the highest version in <save_dir>/<name>. A subclass
-    can give the file of hyperparameters another name.
+    By default `version` is one more than the highest version in <save_dir>/<name>.
     """
-
-    NAME_HPARAMS_FILE = "hparams.yaml"
 
     def __init__(
         self,
@@ -112,13 +85,11 @@ class FolderLogger(Logger):
         self._save_dir = os.fspath(save_dir)
         self._name = name or ""
         self._version = version
-        self._prefix = prefix
+        self._prefix = f"{prefix}-" if prefix else ""
         self._experiment: Any = None
-        self.hparams: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Open files cannot be pickled.
-        return vars(self) | {"_experiment": None}
+        return vars(self) | {"_experiment": None}  # open files cannot be pickled
 
     @property
     def name(self) -> str:
@@ -146,37 +117,27 @@ class FolderLogger(Logger):
         version = self.version if isinstance(self.version, str) else f"version_{self.version}"
         return os.path.join(self.root_dir, version)
 
-    def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics without their graphs, with the prefix before their names."""
-        prefix = f"{self._prefix}-" if self._prefix else ""
-        return {prefix + name: _number(value) for name, value in metrics.items()}
+    @property
+    def experiment(self) -> Any:
+        """The writer on rank 0; elsewhere, an object that does nothing.
 
-    def _update_hparams(self, params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
-        """Add these hyperparameters to `hparams`, and return them as a dict."""
-        params = dict(vars(params) if isinstance(params, Namespace) else params or {})
-        self.hparams.update(params)
-        return params
+        The first read creates the folder.
+        """
+        if not self.is_global_zero:
+            return NoExperiment()
+        if self._experiment is None:
+            self._experiment = self._open()
+        return self._experiment
 
-    def _write_hparams(self) -> None:
-        """Write the file of hyperparameters; without PyYAML, warn and write nothing."""
-        try:
-            from multigpu.trainer.loggers.hparams_file import write_hparams
-        except ModuleNotFoundError as error:
-            if error.name != "yaml":
-                raise
-            warnings.warn(
-                f"{self.NAME_HPARAMS_FILE} is not written, because PyYAML is not installed: "
-                f"pip install pyyaml.",
-                stacklevel=2,
-            )
-            return
-        write_hparams(os.path.join(self.log_dir, self.NAME_HPARAMS_FILE), self.hparams)
+    def _open(self) -> Any:
+        """Make the writer."""
+        raise NotImplementedError
+
+    def finalize(self, status: str) -> None:
+        if self._experiment is not None:  # a run that logged nothing leaves no folder
+            self.save()
 
 
-def _number(value: Any) -> Any:
-    if not hasattr(value, "detach"):
-        return value
-    if value.device.type == "cpu":
-        return value.item()
-    # item() would wait for the GPU. A clone does not wait, and keeps the value of this step.
-    return value.detach().clone()
+def as_dict(params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
+    """Hyperparameters as a dict."""
+    return dict(vars(params) if isinstance(params, Namespace) else params or {})

@@ -1,0 +1,123 @@
+"""Checks that the model is a LightningModule with the steps that a stage needs."""
+
+import inspect
+import warnings
+from typing import Any
+
+from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
+from multigpu.trainer.hooks import is_overridden
+from multigpu.trainer.module import LightningModule
+from multigpu.trainer.run import Run
+
+REQUIRED = {
+    "fit": ("training_step", "configure_optimizers"),
+    "validate": ("validation_step",),
+    "test": ("test_step",),
+    "predict": (),
+}
+# Hooks of Lightning, most of them of 1.x, that are not called → what to write instead.
+REMOVED = {
+    "on_epoch_start": "on_train_epoch_start, or on_validation_epoch_start",
+    "on_epoch_end": "on_train_epoch_end, or on_validation_epoch_end",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_before_accelerator_backend_setup": "setup",
+    "on_configure_sharded_model": "setup",
+    "configure_sharded_model": "configure_model",
+    "on_keyboard_interrupt": "on_exception",
+    "tbptt_split_batch": "training_step, with manual optimization",
+    "get_progress_bar_dict": "get_metrics of a ProgressBar",
+    "on_validation_model_eval": "on_validation_start",
+    "on_validation_model_train": "on_validation_end",
+    "on_validation_model_zero_grad": "on_validation_start",
+}
+
+
+def check_model(stage: str, model: Any) -> None:
+    """Raises UserError unless `model` is a LightningModule with the methods `stage` needs."""
+    if model is None:
+        raise UserError(
+            f"trainer.{stage}: no model was given, and none was given before: give a "
+            f"LightningModule."
+        )
+    if isinstance(getattr(model, "_orig_mod", None), LightningModule):
+        raise UserError(
+            f"trainer.{stage}: the Trainer cannot call the steps of a compiled module: "
+            f"compile its layers instead, with self.net = torch.compile(…)."
+        )
+    if not isinstance(model, LightningModule):
+        raise UserError(
+            f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a "
+            f"subclass of multigpu.trainer.LightningModule."
+        )
+    for name in REQUIRED[stage]:
+        if not is_overridden(name, model, LightningModule):
+            raise UserError(
+                f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
+            )
+    if stage == "predict":
+        _check_prediction(model)
+
+
+def _check_prediction(model: LightningModule) -> None:
+    """Raises UserError if the model has neither predict_step nor forward."""
+    name = type(model).__name__
+    if model.predict_step is None:
+        raise UserError(f"{name}.predict_step is None: write it, or leave it out.")
+    has_step = is_overridden("predict_step", model, LightningModule)
+    if not has_step and not is_overridden("forward", model, LightningModule):
+        raise UserError(
+            f"{name} has no predict_step and no forward, and trainer.predict needs one of "
+            f"them: write it."
+        )
+
+
+def check_training_step(model: LightningModule) -> None:
+    """Raises UserError for Lightning 1.x's training_step, which got an optimizer's index.
+
+    It got the index only if there were several optimizers: an argument with a default is left
+    at its default.
+    """
+    index = inspect.signature(model.training_step).parameters.get("optimizer_idx")
+    if index is not None and index.default is index.empty:
+        raise UserError(
+            f"{type(model).__name__}.training_step has an argument optimizer_idx, which only "
+            f"Lightning 1.x gave: leave it out, set self.automatic_optimization = False, and "
+            f"step each optimizer yourself."
+        )
+
+
+def check_manual_optimization(run: Run) -> None:
+    """Raises UserError for arguments that only automatic optimization supports."""
+    if run.settings.gradient_clip_val:
+        raise UserError(
+            "gradient_clip_val is for automatic optimization: call "
+            "self.clip_gradients(optimizer, …) in training_step."
+        )
+    if run.settings.accumulate_grad_batches > 1:
+        raise UserError(
+            "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
+            "only after every n-th batch."
+        )
+    if len(run.strategy.devices) > 1:
+        raise UserError(
+            f"{run.strategy.name} does not support manual optimization because it would "
+            f"run training_step, and so optimizer.step(), once for each part of a batch: use "
+            f"automatic optimization, or strategy='ddp'."
+        )
+
+
+def warn_of_removed_hooks(part: object) -> None:
+    """Warn if a module, data module or callback has a hook that is not called."""
+    for name, today in REMOVED.items():
+        if callable(getattr(part, name, None)) and is_rank_zero():
+            warnings.warn(
+                f"{type(part).__name__}.{name} is a hook of Lightning that is not called "
+                f"here: write {today} instead.",
+                stacklevel=3,
+            )

@@ -1,0 +1,133 @@
+"""Files of checkpoints: written by rank 0, read, and their weights loaded into a module."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from multigpu.errors import UserError
+from multigpu.files import atomic
+from multigpu.launch.world import is_rank_zero
+from multigpu.strategies import Strategy
+
+# The version of Lightning whose keys and names these are.
+LIGHTNING_VERSION = "2.6.6"
+OWN_KEY = "multigpu"
+# The keys that a checkpoint does not have if it contains only weights.
+TRAINING_KEYS = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecision", OWN_KEY)
+
+
+def write(
+    strategy: Strategy, content: dict[str, Any], path: str | Path, weights_only: bool
+) -> None:
+    """Write a checkpoint file, atomically. All ranks must call this; only rank 0 writes.
+
+    Raises UserError, on all ranks, if the file cannot be written.
+    """
+    problem = None
+    if strategy.is_global_zero:
+        if weights_only:
+            content = {
+                key: value for key, value in content.items() if key not in TRAINING_KEYS
+            }
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with atomic(path) as temporary:
+                torch.save(content, temporary)
+        except UserError as error:
+            problem = str(error)
+        except (OSError, RuntimeError) as error:
+            problem = (
+                f"cannot write {path} ({error}): free some space there, "
+                "or give another dirpath or default_root_dir."
+            )
+    # The broadcast is also a barrier: no rank reads the file before it is complete.
+    problem = strategy.broadcast(problem)
+    if problem:
+        raise UserError(problem, already_reported=not strategy.is_global_zero)
+
+
+def read(
+    path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+) -> dict[str, Any]:
+    """The contents of a checkpoint file of this Trainer or of Lightning's.
+
+    Raises UserError if the file does not exist or is not a checkpoint. A file that contains
+    other objects than tensors, numbers, strings and containers of them also raises UserError,
+    except with weights_only=False.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(
+                path, map_location=map_location, weights_only=weights_only is not False
+            )
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path}: give another path.") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give a checkpoint in it.") from None
+    except Exception as error:
+        # The unpickler raises many kinds of errors for a damaged file.
+        unsupported = re.search(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)", str(error))
+        if unsupported:
+            raise UserError(
+                f"{path} contains objects that are not numbers or texts ({unsupported[1]}): "
+                "give weights_only=False if you trust the author of the file."
+            ) from None
+        raise UserError(
+            f"{path} is truncated or not a checkpoint: give another file."
+        ) from None
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise UserError(
+            f"{path} contains no 'state_dict', so it is not a Trainer's checkpoint."
+        )
+    return content
+
+
+def load_weights(
+    module: torch.nn.Module, content: dict[str, Any], path: str | Path, strict: bool
+) -> None:
+    """Load content["state_dict"] into `module`: all weights, or none.
+
+    Warns if there are none. If a tensor does not fit, raises UserError with the name of the
+    first one. The module is then unchanged.
+    """
+    saved = content["state_dict"]
+    if not saved and is_rank_zero():
+        warnings.warn(f"the state dict in {path} contains no parameters.", stacklevel=3)
+    # load_state_dict copies the tensors that fit before it raises an error for the others.
+    previous = {
+        key: value.clone()
+        for key, value in module.state_dict().items()
+        if isinstance(value, torch.Tensor) and not is_lazy(value)
+    }
+    try:
+        module.load_state_dict(saved, strict=strict)
+    except RuntimeError as error:
+        module.load_state_dict(previous, strict=False)
+        difference = _first_difference(saved, previous) or str(error)
+        raise UserError(
+            f"{path} does not fit {type(module).__name__}: {difference}."
+        ) from None
+
+
+def _first_difference(saved: dict[str, Any], own: dict[str, Any]) -> str:
+    saved_shapes = _shapes(saved)
+    own_shapes = _shapes(own)
+    for key in {**own_shapes, **saved_shapes}:
+        in_file = saved_shapes.get(key, "missing")
+        in_module = own_shapes.get(key, "missing")
+        if in_file != in_module:
+            return f"{key} is {in_file} in the file and {in_module} in the module"
+    return ""
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, str]:
+    return {
+        key: str(tuple(value.shape))
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }

@@ -1,1 +1,0 @@
-"""Checkpoints in Lightning's format, and the hyperparameters in them."""

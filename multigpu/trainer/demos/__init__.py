@@ -1,1 +1,0 @@
-"""Small modules and data for reports of errors and for tests."""

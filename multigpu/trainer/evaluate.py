@@ -1,0 +1,236 @@
+"""Validation, testing and prediction: each of n ranks evaluates every n-th batch.
+
+The metrics are reduced over the ranks at the epoch's end.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+
+from multigpu.devices import to_cpu
+from multigpu.errors import UserError, pluralize
+from multigpu.trainer import dataloaders, epoch_outputs
+from multigpu.trainer.log_rules import ONCE_PER_EPOCH
+from multigpu.trainer.results import Reported
+from multigpu.trainer.run import Run
+from multigpu.trainer.state import RunningStage
+from multigpu.trainer.step import takes_index
+
+# Stage → its part of the hooks' names, as in on_validation_start.
+PREFIX = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+class EvaluationLoop:
+    """Runs one of the three stages over one or several dataloaders.
+
+    stage         "validate", "test" or "predict"
+    prefix        the stage's part of the hooks' names
+    loaders       this rank's shards of the dataloaders
+    sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
+    limits        per dataloader: the number of batches that this rank evaluates
+    is_empty      whether there is no batch on any rank: no hook is then called
+    uneven        whether some ranks get one batch more than others
+    seen_batches  per dataloader: the number of batches over all runs, the loggers' x axis
+    outputs       per dataloader: what predict_step returned on this rank, if it is kept
+    """
+
+    def __init__(self, run: Run, stage: str, loaders: list, keeps_outputs: bool = False):
+        self.run = run
+        self.stage = stage
+        self.prefix = PREFIX[stage]
+        self.step_name = f"{self.prefix}_step"
+        self.several = len(loaders) > 1
+        self.loaders = [
+            dataloaders.prepare_for_rank(run.settings, run.strategy, loader, training=False)
+            for loader in loaders
+        ]
+        uses_sampler = run.settings.use_distributed_sampler
+        self.num_shards, self.shard_index = run.strategy.shard if uses_sampler else (1, 0)
+        self.sharded = [
+            self.num_shards > 1 and shard is not whole
+            for whole, shard in zip(loaders, self.loaders, strict=True)
+        ]
+        self.epoch_outputs = None
+        if stage != "predict":
+            name = f"{self.prefix}_epoch_end"
+            self.epoch_outputs = epoch_outputs.collect(run.module, name, len(loaders))
+        self.outputs: list[list] | None = [[] for _ in loaders] if keeps_outputs else None
+        self.uneven = False
+        self.is_empty = True
+        self.seen_batches = [0] * len(loaders)
+        self.limits = list(map(self._limit, loaders, self.sharded))
+        self.results = run.new_results(training=False)
+        run.state.num_batches["val" if stage == "validate" else stage] = self.limits
+
+    def _limit(self, loader: Any, sharded: bool) -> float:
+        """The number of this rank's batches of a dataloader."""
+        settings = self.run.settings
+        validates = self.stage == "validate"
+        name = "limit_val_batches" if validates else f"limit_{self.stage}_batches"
+        limit = getattr(settings, name)
+        if settings.overfit_batches and validates:
+            name = "overfit_batches"
+        batches = dataloaders.limit_batches(dataloaders.num_batches(loader), limit, name)
+        self.is_empty &= batches == 0
+        if not sharded:
+            return batches
+        if 0 < batches < self.num_shards and self.epoch_outputs is not None:
+            raise UserError(
+                f"{self.epoch_outputs.name} needs the outputs of each rank, but {self.stage} "
+                f"has {pluralize(int(batches), 'batch')} for {self.num_shards} ranks: give a "
+                f"smaller batch_size.",
+                already_reported=not self.run.strategy.is_global_zero,
+            )
+        self.uneven |= int(batches) % self.num_shards != 0
+        return len(range(self.shard_index, int(batches), self.num_shards))
+
+    def evaluate(self, sanity_steps: float | None = None) -> list[dict[str, Any]]:
+        """Evaluate, and return the metrics of each dataloader; [] if there are no batches.
+
+        sanity_steps   evaluate at most this many batches of each dataloader
+        """
+        if self.is_empty:
+            return []
+        run = self.run
+        module = run.module
+        outer_results = run.log.results
+        outer_stage = run.state.stage
+        run.log.results = self.results
+        if outer_stage == RunningStage.TRAINING:
+            run.state.stage = RunningStage.VALIDATING
+        run.evaluation = self
+        modes = {part: part.training for part in module.modules()}
+        module.eval()
+        # Virtual GPUs do not support inference tensors.
+        inference = run.settings.inference_mode and run.strategy.device.type != "vgpu"
+        with torch.inference_mode() if inference else torch.no_grad():
+            metrics = self._epoch(sanity_steps)
+        for part, mode in modes.items():
+            part.training = mode
+        run.log.results = outer_results
+        run.state.stage = outer_stage
+        run.evaluation = None
+        return metrics
+
+    def _epoch(self, sanity_steps: float | None) -> list[dict[str, Any]]:
+        run = self.run
+        metrics = run.state.metrics
+        run.hooks.call(f"on_{self.prefix}_start")
+        run.hooks.call(f"on_{self.prefix}_epoch_start")
+        self._look_up()
+        for number, loader in enumerate(self.loaders):
+            limit = self.limits[number]
+            if sanity_steps is not None:
+                limit = min(limit, sanity_steps)
+            dataloaders.start_epoch(loader, run.state.progress.current_epoch)
+            if limit:
+                for index, batch in enumerate(loader):
+                    self._evaluate_batch(batch, index, number)
+                    if index + 1 >= limit:
+                        break
+        self.results.start_batch(None)
+        metrics.update(self.results.epoch_metrics())
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.call(run)
+        run.hooks.call(f"on_{self.prefix}_epoch_end")
+        reported = self.results.epoch_metrics()
+        metrics.update(reported)
+        if run.state.stage != RunningStage.SANITY_CHECKING and self.stage != "predict":
+            run.log.send(reported)
+        run.hooks.call(f"on_{self.prefix}_end")
+        self.results.reset()
+        return self._by_dataloader(reported)
+
+    def _look_up(self) -> None:
+        """Look up what every batch needs. Raises UserError if the step lacks an argument."""
+        run = self.run
+        self.step = run.strategy.step_function(run.model, self.step_name)
+        self.step_end = getattr(run.module, f"{self.step_name}_end", None)
+        method = getattr(run.module, self.step_name)
+        self.takes_index = takes_index(method)
+        parameters = inspect.signature(method).parameters
+        takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
+        if self.several and len(parameters) == 2 and not takes_any:
+            raise UserError(
+                f"there are {len(self.loaders)} dataloaders, but {self.step_name} takes "
+                f"(batch, batch_idx): add a third argument, dataloader_idx."
+            )
+
+    def _evaluate_batch(self, batch: Any, index: int, number: int) -> None:
+        """Evaluate batch `index` of the dataloader `number`, counted in this rank's shard."""
+        run = self.run
+        if self.sharded[number]:  # its index in the whole dataloader
+            batch_idx = index * self.num_shards + self.shard_index
+        else:
+            batch_idx = index
+        batch = run.transfer(batch, number)
+        self.results.start_batch(batch, number if self.several else None)
+        arguments = (batch, batch_idx, number) if self.several else (batch, batch_idx)
+        run.hooks.call(f"on_{self.prefix}_batch_start", *arguments)
+        with run.log.within(self.step_name):
+            with run.precision.context():
+                output = self.step(*(arguments if self.takes_index else (batch,)))
+            if self.step_end is not None:
+                output = self.step_end(output)
+        run.hooks.call(f"on_{self.prefix}_batch_end", output, *arguments)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.add(output, number)
+        if self.outputs is not None:
+            self.outputs[number].append(to_cpu(output))
+        if self.stage != "predict" and run.state.stage != RunningStage.SANITY_CHECKING:
+            if self.results.any_fresh:
+                run.state.metrics.update(self.results.step_metrics(exchange=False))
+            if self.results.last:
+                reported = self.results.last_step_metrics()
+                run.log.send(reported, batch=self.seen_batches[number])
+            self.seen_batches[number] += 1
+
+    def predictions(self) -> list | None:
+        """The kept outputs of all batches, in order, on every rank; None if none are kept.
+
+        One list per dataloader if there are several.
+        """
+        if self.outputs is None or self.is_empty:
+            return None
+        of_ranks = self.run.strategy.gather_objects(self.outputs)
+        predictions = []
+        for number, sharded in enumerate(self.sharded):
+            lists = [outputs[number] for outputs in of_ranks]
+            if sharded:
+                total = sum(map(len, lists))
+                ordered = [
+                    lists[index % self.num_shards][index // self.num_shards]
+                    for index in range(total)
+                ]
+            else:  # each rank predicted for all batches of its own loader
+                ordered = [output for outputs in lists for output in outputs]
+            predictions.append(ordered)
+        return predictions[0] if len(predictions) == 1 else predictions
+
+    def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
+        """Raises UserError if self.all_gather in `hook` would hang or fail."""
+        strategy = self.run.strategy
+        if self.uneven and hook not in ONCE_PER_EPOCH:
+            why = "different numbers of batches, so a rank would wait forever"
+        elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
+            why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
+        else:
+            return
+        raise UserError(
+            f"self.all_gather cannot run in {self.stage}: the ranks have {why}. Call it at "
+            f"the epoch's end, or give all {strategy.world.size} ranks the same number of "
+            f"batches of one shape.",
+            already_reported=not strategy.is_global_zero,
+        )
+
+    def _by_dataloader(self, reported: Reported) -> list[dict[str, Any]]:
+        """Return each dataloader's metrics, with those that belong to no dataloader."""
+        return [
+            {
+                name: value
+                for name, value in reported.logger.items()
+                if reported.loaders.get(name) in (None, number)
+            }
+            for number in range(len(self.loaders))
+        ]

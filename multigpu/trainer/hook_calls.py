@@ -1,0 +1,80 @@
+"""Calls a hook of the callbacks, then of the module."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from multigpu.trainer.callbacks.callback import Callback
+from multigpu.trainer.hooks import is_overridden
+from multigpu.trainer.log import Log
+from multigpu.trainer.module import LightningModule
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+
+class Hooks:
+    """The hooks of a run. A hook that nobody overrides costs a look into a dict.
+
+    trainer   what callbacks get as their first argument
+    """
+
+    def __init__(
+        self, trainer: "Trainer", module: LightningModule, callbacks: list[Callback], log: Log
+    ):
+        self.trainer = trainer
+        self.module = module
+        self.callbacks = callbacks
+        self.log = log
+        self.known: dict[str, tuple[list[Callable], Callable | None]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for overrides again: callbacks were added. `self.log` works in all of them."""
+        self.known.clear()
+        for callback in self.callbacks:
+            callback._trainer = self.trainer
+
+    def detach(self) -> None:
+        """Take the Trainer from the callbacks, so that they can be pickled alone."""
+        for callback in self.callbacks:
+            callback._trainer = None
+
+    def overrides(self, name: str) -> bool:
+        """Whether the module overrides this method."""
+        return is_overridden(name, self.module, LightningModule)
+
+    def find(self, name: str) -> tuple[list[Callable], Callable | None]:
+        """The callbacks' overrides of the hook, and the module's, or None."""
+        found = self.known.get(name)
+        if found is None:
+            callbacks = [
+                getattr(callback, name)
+                for callback in self.callbacks
+                if is_overridden(name, callback, Callback)
+                and not (callback.monitors and name == "on_train_epoch_end")
+            ]
+            own = getattr(self.module, name) if self.overrides(name) else None
+            found = self.known[name] = (callbacks, own)
+        return found
+
+    def exists(self, name: str) -> bool:
+        """Whether anyone overrides the hook."""
+        callbacks, own = self.find(name)
+        return bool(callbacks) or own is not None
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call all overrides of the hook; return what the module's own returned."""
+        callbacks, own = self.known.get(name) or self.find(name)
+        if not callbacks and own is None:
+            return None
+        with self.log.within(name):
+            for hook in callbacks:
+                hook(self.trainer, self.module, *args)
+            return own(*args) if own is not None else None
+
+    def call_monitors(self, name: str) -> None:
+        """Call the hook of the callbacks that monitor metrics: see Callback.monitors."""
+        with self.log.within(name):
+            for callback in self.callbacks:
+                if callback.monitors and is_overridden(name, callback, Callback):
+                    getattr(callback, name)(self.trainer, self.module)

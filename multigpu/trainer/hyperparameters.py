@@ -1,0 +1,214 @@
+"""save_hyperparameters(): keep the arguments of __init__, for checkpoints and loggers."""
+
+import copy
+import inspect
+import pickle
+import warnings
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from multigpu.errors import UserError, did_you_mean
+from multigpu.launch.world import is_rank_zero
+
+if TYPE_CHECKING:
+    from multigpu.trainer.run import Run
+
+Instance = TypeVar("Instance", bound="HyperparametersMixin")
+
+
+class AttributeDict(dict):
+    """A dict whose items are also attributes: hparams.lr is hparams["lr"]."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        known = ", ".join(map(str, self)) or "none"
+        hint = did_you_mean(name, self) or f"there are {known}"
+        raise AttributeError(f"there is no hyperparameter {name!r}; {hint}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class HyperparametersMixin:
+    """Gives a class save_hyperparameters(), hparams and hparams_initial."""
+
+    # Whether loggers get the hyperparameters, and the name of the argument that contained
+    # them. These attributes have Lightning's names.
+    _log_hyperparams: bool = False
+    _hparams_name: str | None = None
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: str | Iterable[str] | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Keep the arguments of __init__ in `hparams`. Call it in __init__.
+
+        args     the names of the arguments to keep (default: all), or one dict or Namespace
+        ignore   the names of arguments to leave out
+        frame    the frame of __init__, if __init__ calls this method through another function
+        logger   whether loggers get the hyperparameters
+
+        If a subclass's __init__ called this class's, the arguments of both are kept. The
+        arguments of a module that makes this one in its own __init__ are not kept; Lightning
+        keeps them.
+        Raises UserError for a name that is not an argument, and if `args` is neither names nor
+        one dict or Namespace.
+        """
+        self._log_hyperparams = logger
+        arguments = _init_arguments(self, frame or inspect.currentframe().f_back)
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        for name in ignored:
+            arguments.pop(name, None)
+        if len(args) == 1 and not isinstance(args[0], str):
+            kept = vars(args[0]) if isinstance(args[0], Namespace) else args[0]
+            same = (name for name, value in arguments.items() if value is args[0])
+            self._hparams_name = next(same, None)
+        elif all(isinstance(name, str) for name in args):
+            kept = _select(arguments, args)
+            self._hparams_name = "kwargs" if kept else None
+        else:
+            kept = None
+        if not isinstance(kept, Mapping):
+            raise UserError(
+                "save_hyperparameters accepts names, or one dict or Namespace, not "
+                f"{', '.join(type(each).__name__ for each in args)}."
+            )
+        self.hparams.update(kept)
+        # A base class may have kept an argument that this class ignores.
+        for name in ignored:
+            self.hparams.pop(name, None)
+        self._hparams_initial = AttributeDict(
+            {name: _copy(name, value) for name, value in self.hparams.items()}
+        )
+
+    @property
+    def hparams(self) -> AttributeDict:
+        """The hyperparameters; they can be changed."""
+        if "_hparams" not in vars(self):
+            self._hparams = AttributeDict()
+        return self._hparams
+
+    @hparams.setter
+    def hparams(self, hparams: Any) -> None:
+        raise UserError(
+            f"{type(self).__name__} sets self.hparams, as before Lightning 1.0: call "
+            f"self.save_hyperparameters(hparams) instead."
+        )
+
+    @property
+    def hparams_initial(self) -> AttributeDict:
+        """A copy of the hyperparameters as they were saved."""
+        return copy.deepcopy(vars(self).get("_hparams_initial", AttributeDict()))
+
+
+def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments with these names; all arguments if `names` is empty."""
+    for name in names:
+        if name not in arguments:
+            known = ", ".join(arguments) or "none"
+            hint = did_you_mean(name, arguments) or f"there are {known}."
+            raise UserError(
+                f"save_hyperparameters({name!r}): __init__ has no such argument: {hint}"
+            )
+    return {name: arguments[name] for name in names} if names else arguments
+
+
+def _init_arguments(obj: object, frame: FrameType | None) -> dict[str, Any]:
+    """The arguments of each __init__ of `obj` in this frame and its callers."""
+    if is_dataclass(obj):
+        return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
+    arguments: dict[str, Any] = {}
+    inside = False
+    while frame is not None:
+        names, _, keywords, values = inspect.getargvalues(frame)
+        is_init = frame.f_code.co_name == "__init__"
+        if is_init and names and values.get(names[0]) is obj:
+            inside = True
+            arguments |= {name: values[name] for name in names[1:] if name in values}
+            if keywords:
+                arguments |= values.get(keywords, {})
+        elif inside:
+            break
+        frame = frame.f_back
+    return arguments
+
+
+def _copy(name: str, value: Any) -> Any:
+    """A deep copy of the hyperparameter. Raises UserError if it cannot be copied."""
+    if isinstance(value, nn.Module):
+        warnings.warn(
+            f"the hyperparameter {name!r} is a module, and checkpoints contain its weights: "
+            f"leave it out with save_hyperparameters(ignore=[{name!r}]).",
+            stacklevel=4,
+        )
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise UserError(
+            f"the hyperparameter {name!r} cannot be copied ({error}): "
+            f"leave it out with save_hyperparameters(ignore=[{name!r}])."
+        ) from None
+
+
+def drop_unpicklable(part: HyperparametersMixin) -> None:
+    """Remove the hyperparameters that a checkpoint cannot contain, with a warning."""
+    for name, value in list(part.hparams.items()):
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # the user's __reduce__ can raise any
+            del part.hparams[name]
+            if is_rank_zero():
+                warnings.warn(
+                    f"Attribute {name!r} removed from hparams because it cannot be pickled "
+                    f"({error}): leave it out with save_hyperparameters(ignore=[{name!r}]).",
+                    stacklevel=2,
+                )
+
+
+def log_hyperparameters(run: "Run") -> None:
+    """Give the loggers the hyperparameters of the module and the data module."""
+    hparams: dict[str, Any] = {}
+    for part in (run.datamodule, run.module):
+        if part is not None and part._log_hyperparams:
+            hparams |= part.hparams_initial
+    for logger in run.loggers:
+        if hparams:
+            logger.log_hyperparams(hparams)
+        logger.save()
+
+
+def make_from_hyperparameters(
+    cls: type[Instance], content: dict[str, Any], path: str | Path, keywords: dict[str, Any]
+) -> Instance:
+    """Create a module or data module with the saved hyperparameters that __init__ accepts.
+
+    `keywords` take precedence. Raises UserError if an argument of __init__ is missing.
+    """
+    saved = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
+    parameters = inspect.signature(cls.__init__).parameters
+    # save_hyperparameters(config) keeps the items of one argument: put them back into it.
+    name = content.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
+    if name and name != "kwargs" and name in parameters:
+        saved = {name: {**saved, **keywords.pop(name, {})}}
+    arguments = {**saved, **keywords}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        arguments = {key: value for key, value in arguments.items() if key in parameters}
+    # Only missing arguments are reported here: an error inside __init__ keeps its traceback.
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{cls.__name__} cannot be made from {path} ({error}): give the missing arguments "
+            "to load_from_checkpoint, or call self.save_hyperparameters() in __init__."
+        ) from None
+    return cls(**arguments)

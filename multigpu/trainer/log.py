@@ -1,0 +1,97 @@
+"""`self.log`: which hook runs, where its values go, and which loggers get them.
+
+results.py collects and reduces the values.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from multigpu.trainer.results import Reported, Results
+
+if TYPE_CHECKING:
+    from multigpu.trainer.loggers import Logger
+    from multigpu.trainer.module import LightningModule
+    from multigpu.trainer.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class LogContext:
+    """The caller of `self.log`: it is set on the module while a hook runs.
+
+    results       where the values go
+    hook          the hook that runs; "" between hooks, where `self.log` raises an error
+    micro_batch   the part of the batch that the step was called with; None: the whole batch
+    batch_size    the rows that a value stands for, unless `self.log` is given a number; None:
+                  those of the batch
+
+    It is an attribute of the module, not a global: each of DataParallel's replicas is a copy
+    of the module with its own attributes, so replicas in different threads have different
+    contexts.
+    """
+
+    results: Results
+    hook: str = ""
+    micro_batch: Any = None
+    batch_size: int | None = None
+
+
+class Log:
+    """What a run logs. Each loop sets `results`, where the values of its hooks go."""
+
+    def __init__(
+        self,
+        module: "LightningModule",
+        state: "State",
+        results: Results,
+        loggers: "list[Logger]",
+    ):
+        self.module = module
+        self.state = state
+        self.results = results
+        self.loggers = loggers
+        self.outside()
+
+    def outside(self) -> None:
+        """No hook runs: `self.log` raises an error."""
+        self.module.__dict__["_log_context"] = LogContext(self.results)
+
+    @contextmanager
+    def within(self, hook: str, batch_size: int | None = None) -> Iterator[None]:
+        """A context in which `hook` is the hook that runs."""
+        attributes = self.module.__dict__
+        previous = attributes["_log_context"]
+        attributes["_log_context"] = LogContext(self.results, hook, batch_size=batch_size)
+        try:
+            yield
+        finally:
+            attributes["_log_context"] = previous
+
+    def callback_metrics(self) -> dict[str, Any]:
+        """All newest values, with those that the running hook has just logged on this rank."""
+        hook = self.module.__dict__["_log_context"].hook
+        metrics = self.state.metrics.callback
+        metrics.update(self.results.unreported(hook))
+        return metrics
+
+    def send(self, reported: Reported, offset: int = 0, batch: int | None = None) -> None:
+        """Give the values to the loggers, as of the step `batches_that_stepped` + `offset`.
+
+        A logged value with the name "step" replaces this number; otherwise "epoch" is added.
+
+        batch   the values are those of this batch of an evaluation, and it is the x axis
+        """
+        if not reported.logger or not self.loggers:
+            return
+        progress = self.state.progress
+        values = {name: float(value) for name, value in reported.logger.items()}
+        if batch is not None:
+            step = batch
+        elif "step" in values:
+            step = int(values.pop("step"))
+        else:
+            step = progress.batches_that_stepped + offset
+            values = {"epoch": progress.current_epoch} | values
+        for logger in self.loggers:
+            logger.log_metrics(metrics=dict(values), step=step)

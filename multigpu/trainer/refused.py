@@ -1,0 +1,152 @@
+"""Lightning's names that are not here, and what to do instead: one table.
+
+The names of the Trainer's arguments, of callbacks, loggers, functions and methods are all in
+REFUSED. A program that needs one of them runs with Lightning itself.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from multigpu.errors import UserError, unsupported
+
+CHECKPOINTS = "call trainer.save_checkpoint in a Callback's hook"
+LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
+MEMORY = "use torch.cuda.memory_summary(), or multigpu.memory_held()"
+PRECISION = "torch's own autocast is used: give precision='16-mixed'"
+ACCELERATORS = "the accelerators are cpu, gpu and vgpu"
+PROFILER = "run fit within torch.profiler.profile()"
+RATES = "compare several learning rates yourself"
+SIZES = "compare several batch sizes yourself"
+
+REFUSED = {
+    # arguments of the Trainer
+    "max_time": "set trainer.should_stop in a Callback",
+    "profiler": PROFILER,
+    "plugins": "give strategy and precision instead",
+    "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
+    "reload_dataloaders_every_n_epochs": "change the data in a sampler's set_epoch",
+    "model_registry": "it belongs to Lightning's own platform",
+    "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
+    # methods of the Trainer
+    "add_argparse_args": "add the arguments that the program has to its own parser",
+    "from_argparse_args": "give the parsed values to Trainer(…)",
+    "init_module": "make the module within torch.device(…)",
+    "tune": SIZES,
+    # arguments of Lightning 1.x
+    "tpu_cores": ACCELERATORS,
+    "ipus": ACCELERATORS,
+    "resume_from_checkpoint": "call trainer.fit(model, ckpt_path=…)",
+    "auto_lr_find": RATES,
+    "auto_scale_batch_size": SIZES,
+    "amp_backend": PRECISION,
+    "amp_level": PRECISION,
+    "terminate_on_nan": "give detect_anomaly=True",
+    "track_grad_norm": "log the norm in on_before_optimizer_step",
+    "checkpoint_callback": "give enable_checkpointing, or a ModelCheckpoint in callbacks",
+    "progress_bar_refresh_rate": "give TQDMProgressBar(refresh_rate=…) in callbacks",
+    "weights_summary": "give enable_model_summary",
+    "weights_save_path": "give ModelCheckpoint(dirpath=…) in callbacks",
+    "stochastic_weight_avg": "use torch.optim.swa_utils",
+    "truncated_bptt_steps": "use manual optimization",
+    # of the package
+    "Fabric": "a strategy's connect, setup and close do the same in your own loop",
+    "Tuner": "compare several learning rates or batch sizes yourself",
+    "LightningCLI": "write the program with argparse or typer",
+    # callbacks
+    "WeightAveraging": "use torch.optim.swa_utils in a Callback",
+    "EMAWeightAveraging": "use torch.optim.swa_utils in a Callback",
+    "BasePredictionWriter": "write the outputs in on_predict_batch_end",
+    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in a Callback",
+    "BaseFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
+    "BackboneFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
+    "LambdaCallback": "write a Callback with these methods",
+    "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
+    "DeviceStatsMonitor": MEMORY,
+    "GPUStatsMonitor": MEMORY,
+    "LearningRateFinder": RATES,
+    "LearningRateLogger": "use LearningRateMonitor, its newer name",
+    "ModelPruning": "use torch.nn.utils.prune",
+    "OnExceptionCheckpoint": "give ModelCheckpoint(every_n_train_steps=…)",
+    "ModelSummary": "print(model)",
+    "RichModelSummary": "print(model)",
+    "RichProgressBar": "use TQDMProgressBar",
+    "RichProgressBarTheme": "use TQDMProgressBar",
+    "StochasticWeightAveraging": "use torch.optim.swa_utils",
+    "Timer": "set trainer.should_stop in a Callback",
+    "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
+    # profilers
+    "AdvancedProfiler": PROFILER,
+    "PyTorchProfiler": PROFILER,
+    "SimpleProfiler": PROFILER,
+    # arguments of callbacks
+    "log_rank_zero_only": "leave it out",
+    "log_momentum": "log it in a Callback",
+    "log_weight_decay": "log it in a Callback",
+    "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
+    "train_time_interval": CHECKPOINTS,
+    # utilities
+    "grad_norm": "call torch.nn.utils.get_total_norm",
+    "isolate_rng": "call torch.random.fork_rng",
+    "move_data_to_device": "call batch.to(device)",
+    # loggers and their arguments
+    "default_hp_metric": "leave it out",
+    "log_graph": "call logger.experiment.add_graph(model, inputs)",
+    "sub_dir": "give the folder in save_dir",
+    "CometLogger": LOGGERS,
+    "LitLogger": LOGGERS,
+    "MLFlowLogger": LOGGERS,
+    "NeptuneLogger": LOGGERS,
+    "TestTubeLogger": LOGGERS,
+    "WandbLogger": LOGGERS,
+    # data
+    "from_datasets": "write a subclass with train_dataloader and val_dataloader",
+    "CombinedLoader": "give one DataLoader, of a torch.utils.data.StackDataset",
+    # optimizers
+    "closure": "take an optimizer that needs the gradients of one backward",
+    # methods of the module
+    "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
+    "to_torchscript": "call torch.export.export(model, (inputs,))",
+}
+
+
+def sentence(name: str, where: str = "") -> str:
+    """What a user is told who uses this name.
+
+    where   the object or call that uses it, if the name alone does not say it
+    """
+    where = f" in {where}" if where else ""
+    return (
+        f"multigpu.trainer does not support Lightning's {name}{where}: {REFUSED[name]}, or "
+        f"run the program with Lightning itself."
+    )
+
+
+def refuse(name: str, where: str = "") -> NoReturn:
+    """Raise UserError with the sentence about this name."""
+    raise UserError(sentence(name, where))
+
+
+def refused_method(name: str) -> Callable[..., NoReturn]:
+    """A method in place of one that is not here."""
+    return lambda *args, **keywords: refuse(name)
+
+
+def refuse_arguments(what: str, arguments: Iterable[str]) -> None:
+    """Raise the error for arguments that `what`, a class here, does not have."""
+    for name in arguments:
+        if name in REFUSED:
+            refuse(name)
+        raise TypeError(f"{what} has no argument {name!r}")
+
+
+def refused_names(module: str) -> Callable[[str], type]:
+    """The `__getattr__` of a module: a refused class can be imported, and raises UserError
+    when it is made. Programs import what they use only with some of their flags.
+    """
+
+    def __getattr__(name: str) -> type:
+        if name in REFUSED:
+            return unsupported(name, sentence(name))
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return __getattr__

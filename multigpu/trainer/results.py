@@ -1,0 +1,440 @@
+"""Collects the values of `self.log` without waiting for the GPU, and reduces them over ranks.
+
+Ranks can log different names, so they exchange names and values together, in one collective.
+Every rank calls it at the same points, so no rank waits forever. These points are the end of
+each epoch and the steps whose values go to the loggers.
+
+Once any rank has logged a step's value with sync_dist, the ranks exchange values in every
+step, because any callback can read them. The all-reduce at the end of each batch makes this
+known to all ranks, and a run's first batch always exchanges. There is one exception: if the
+run's first sync_dist value is logged after the first batch, in a step whose values do not go
+to the loggers, callbacks read this rank's value in this step. The next step reduces it.
+"""
+
+import functools
+import math
+import numbers
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from multigpu.errors import UserError
+from multigpu.nested import count_rows
+from multigpu.trainer.log_rules import (
+    OUTSIDE_BATCH,
+    check_hook_logs,
+    warn_of_names_on_some_ranks,
+)
+
+# How two totals are combined. A mean is a sum that is divided later.
+REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+# DataParallel's replicas log from several threads. The lock is global because Results is
+# pickled, and a lock cannot be pickled.
+LOCK = threading.Lock()
+
+
+@dataclass(slots=True)
+class Entry:
+    """One logged name: how it is reported, its last value, and its total in this epoch."""
+
+    name: str
+    prog_bar: bool
+    logger: bool
+    on_step: bool
+    on_epoch: bool
+    reduce: str
+    sync: bool
+    all_ranks: bool  # False: rank_zero_only
+    dataloader_idx: int | None  # None: one dataloader, or outside of its batches
+    names_loader: bool  # whether the reported names end with dataloader_idx
+    value: Any = None
+    total: Any = None
+    weight: float = 0.0
+    fresh: bool = False  # logged in this batch
+    waiting: bool = False  # logged since the ranks last exchanged values
+    reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
+    arguments: tuple = ()  # of self.log; later calls must give the same
+    micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
+    plain_name: str = field(init=False)
+    step_name: str = field(init=False)
+    epoch_name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Set the reported names: two names if a value is logged by step and by epoch."""
+        loader = f"/dataloader_idx_{self.dataloader_idx}" if self.names_loader else ""
+        both = self.on_step and self.on_epoch
+        self.plain_name = self.name + loader
+        self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
+        self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
+
+    def exchanged_late(self) -> bool:
+        """Whether a value over all ranks was not exchanged in the batch that logged it."""
+        return self.waiting and self.sync and self.all_ranks
+
+    def settings(self) -> tuple:
+        """The fields from which another rank makes the same Entry."""
+        return tuple(getattr(self, name) for name in Entry.__slots__[:10])
+
+
+class Reported:
+    """Values by name, for each reader: the loggers, the callbacks, the progress bar.
+
+    loaders   name for the loggers → the dataloader in whose batches it was logged
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Entry, Any]], on_step: bool, training: bool):
+        self.logger: dict[str, Any] = {}
+        self.progress_bar: dict[str, Any] = {}
+        self.callback: dict[str, Any] = {}
+        self.loaders: dict[str, int | None] = {}
+        for entry, value in pairs:
+            name = entry.step_name if on_step else entry.epoch_name
+            if entry.logger:
+                self.logger[name] = value
+                self.loaders[name] = entry.dataloader_idx
+            if entry.prog_bar:
+                self.progress_bar[name] = value
+            if training or not on_step:
+                self.callback[entry.plain_name] = value
+                self.callback[name] = value
+
+
+class Results:
+    """The logged values of one loop (training, validation, test).
+
+    gather      collects one object per rank: Strategy.gather_objects
+    device      the device on which values are added up if replicas or micro-batches log parts
+                of a batch; else None
+    last        each name's newest step value in this epoch, as reported; the loggers get all
+                of them, also those that were not logged in the last batch
+    any_fresh   whether anything was logged in this batch
+    sync_steps  whether this rank ever logged a step's value with sync_dist
+    """
+
+    def __init__(self, gather: Callable[[Any], list], ranks: int, training: bool):
+        self.gather = gather
+        self.ranks = ranks
+        self.training = training
+        self.device: torch.device | None = None
+        self.entries: dict[tuple, Entry] = {}
+        self.batch: Any = None
+        self.batch_size: int | None = None
+        self.dataloader_idx: int | None = None
+        self.last: dict[tuple, tuple[Entry, Any]] = {}
+        self.any_fresh = False
+        self.sync_steps = False
+
+    def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        self.batch = batch
+        self.batch_size = None
+        if self.dataloader_idx != dataloader_idx:
+            self.dataloader_idx = dataloader_idx
+            self.last.clear()
+        if self.any_fresh:
+            self.any_fresh = False
+            for entry in self.entries.values():
+                entry.fresh = False
+
+    def log(
+        self,
+        hook: str,
+        micro_batch: Any,
+        name: str,
+        value: Any,
+        *,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        sync_dist: bool = False,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Record a value for LightningModule.log, whose arguments the keywords are.
+
+        hook, micro_batch   see LogContext
+
+        Raises UserError if the value is not one number, if the reduction is unknown, or if
+        values are not collected in this hook.
+        """
+        key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
+        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
+        with LOCK:
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = self._add(key, arguments)
+            elif entry.arguments != arguments:
+                raise UserError(
+                    f"self.log({name!r}) was called with other arguments earlier in {hook}: "
+                    f"give the value another name."
+                )
+            elif entry.dataloader_idx != self.dataloader_idx:
+                raise UserError(
+                    f"self.log({name!r}, add_dataloader_idx=False) was called for two "
+                    f"dataloaders: give each its own name, or leave add_dataloader_idx out."
+                )
+            logged_before = entry.fresh
+            entry.fresh = True
+            entry.waiting = True
+            entry.reported = False
+            self.any_fresh = True
+            if hasattr(value, "compute"):
+                # A torchmetrics.Metric itself reduces over the ranks.
+                if entry.value is not None and entry.value is not value:
+                    raise UserError(
+                        f"self.log({name!r}) was given another {type(value).__name__} than "
+                        f"before, so the epoch's value would be the last one's: make the "
+                        f"metric once, as an attribute of the module."
+                    )
+                entry.value = value
+                return
+            value = _one_number(name, value)
+            entry.value = value
+            rows = batch_size
+            if self.device is not None:
+                value = value.to(self.device)
+                rows = self._rows(entry, hook, micro_batch) if rows is None else rows
+                total, before = entry.micro_batches if logged_before else (0.0, 0)
+                entry.micro_batches = (total + value * rows, before + rows)
+                entry.value = value
+                if entry.reduce == "mean":
+                    entry.value = entry.micro_batches[0] / max(1, entry.micro_batches[1])
+            if not entry.on_epoch:
+                return
+            if entry.reduce == "mean":
+                weight = self._rows(entry, hook, micro_batch) if rows is None else rows
+                value = value * weight
+                entry.weight = entry.weight + weight
+            if entry.total is None:
+                entry.total = value
+            else:
+                entry.total = REDUCTIONS[entry.reduce](entry.total, value)
+
+    def _add(self, key: tuple, arguments: tuple) -> Entry:
+        hook, name, dataloader_idx = key
+        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = arguments
+        check_hook_logs(hook, name)
+        if "/dataloader_idx_" in name:
+            raise UserError(
+                f"self.log({name!r}): the Trainer itself adds /dataloader_idx_ to names if "
+                f"there are several dataloaders: give another name."
+            )
+        by_step = self.training and hook not in OUTSIDE_BATCH
+        on_step = by_step if on_step is None else on_step
+        on_epoch = not by_step if on_epoch is None else on_epoch
+        reduce = getattr(reduce_fx, "__name__", str(reduce_fx)).lower().replace("avg", "mean")
+        if reduce not in REDUCTIONS:
+            raise UserError(
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of "
+                f"{', '.join(REDUCTIONS)}."
+            )
+        if not on_step and not on_epoch:
+            raise UserError(
+                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of "
+                f"them to True."
+            )
+        if on_step and hook in OUTSIDE_BATCH:
+            raise UserError(
+                f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
+                f"on_step out."
+            )
+        entry = Entry(
+            name,
+            prog_bar,
+            logger is not False,
+            on_step,
+            on_epoch,
+            reduce,
+            sync_dist,
+            not rank_zero_only,
+            self.dataloader_idx,
+            dataloader_idx is not None,
+            arguments=arguments,
+        )
+        self.entries[key] = entry
+        self.sync_steps |= on_step and sync_dist and not rank_zero_only
+        return entry
+
+    def _rows(self, entry: Entry, hook: str, micro_batch: Any) -> int:
+        """The number of rows that the step computes on; 1 outside of a batch.
+
+        Raises UserError if an epoch's mean needs this number and the batch has no tensor.
+        """
+        if self.batch is None or hook in OUTSIDE_BATCH:
+            return 1
+        if self.device is not None:
+            # training_step_end has no micro-batch: it gets the outputs of all
+            # micro-batches.
+            rows = count_rows(self.batch if micro_batch is None else micro_batch)
+        else:
+            if self.batch_size is None:
+                self.batch_size = count_rows(self.batch)
+            rows = self.batch_size
+        if rows is None and entry.on_epoch and entry.reduce == "mean":
+            raise UserError(
+                f"self.log({entry.name!r}): the batch has no tensor, so its batch size is "
+                f"unknown, which the epoch's mean needs: give batch_size=."
+            )
+        return 1 if rows is None else rows
+
+    def step_metrics(self, exchange: bool) -> Reported:
+        """Return the step values of this batch.
+
+        exchange   reduce sync_dist values over the ranks; must be the same on all ranks
+        """
+        exchange = exchange and self.ranks > 1
+        fresh = {
+            key: entry
+            for key, entry in self.entries.items()
+            if entry.on_step and (entry.fresh or (exchange and entry.exchanged_late()))
+        }
+        values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
+        fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
+        for entry in fresh.values():
+            entry.reported = True
+        if exchange:
+            of_ranks = self.gather(
+                {
+                    key: (entry.settings(), float(values[key]))
+                    for key, entry in fresh.items()
+                    if entry.sync and entry.all_ranks
+                }
+            )
+            for entry in fresh.values():
+                entry.waiting = False
+            warn_of_names_on_some_ranks(of_ranks)
+            for key in dict.fromkeys(key for logged in of_ranks for key in logged):
+                pairs = [logged[key] for logged in of_ranks if key in logged]
+                reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
+                total = _reduce_totals(reduce, (value for _, value in pairs))
+                values[key] = (total / (len(pairs) if reduce == "mean" else 1)).float()
+        pairs = {key: (entry, values[key]) for key, entry in fresh.items()}
+        self.last.update(pairs)
+        return Reported(pairs.values(), on_step=True, training=self.training)
+
+    def last_step_metrics(self) -> Reported:
+        """Return each name's last reported step value, as old as the epoch's first batch."""
+        return Reported(self.last.values(), on_step=True, training=self.training)
+
+    def epoch_metrics(self) -> Reported:
+        """Return the epoch's values over all batches and ranks.
+
+        All ranks must call it, even a rank that has logged nothing.
+        """
+        totals: dict[tuple, tuple] = {}
+        for key, entry in self.entries.items():
+            if not entry.on_epoch:
+                continue
+            entry.reported = True
+            if hasattr(entry.value, "compute"):
+                entry.total = _one_number(entry.name, entry.value.compute())
+                entry.weight = 1.0
+                totals[key] = (entry, entry.total, None)
+            elif entry.total is not None:
+                totals[key] = (entry, entry.total, entry.weight)
+        if self.ranks == 1:
+            pairs = [
+                (entry, torch.as_tensor(_mean_or_total(entry, total, weight)))
+                for entry, total, weight in totals.values()
+            ]
+        else:
+            pairs = self._reduce_over_ranks(totals)
+        return Reported(pairs, on_step=False, training=self.training)
+
+    def _reduce_over_ranks(
+        self, totals: dict[tuple, tuple]
+    ) -> list[tuple[Entry, torch.Tensor]]:
+        """Return entries with their values over all ranks, in the same order on all ranks."""
+        of_ranks = self.gather(
+            {
+                key: (entry.settings(), float(total), weight)
+                for key, (entry, total, weight) in totals.items()
+            }
+        )
+        pairs = []
+        for key in dict.fromkeys(key for logged in of_ranks for key in logged):
+            logged = [values[key] for values in of_ranks if key in values]
+            settings, total, weight = logged[0]
+            entry = Entry(*settings)
+            if weight is not None and entry.all_ranks:
+                total = _reduce_totals(entry.reduce, (total for _, total, _ in logged))
+                weight = sum(weight for _, _, weight in logged)
+            pairs.append(
+                (entry, torch.as_tensor(_mean_or_total(entry, total, weight)).float())
+            )
+        return pairs
+
+    def unreported(self, hook: str) -> dict[str, Any]:
+        """Return the values that this rank has logged since the last report.
+
+        `hook` selects step values (a hook within a batch) or epoch values (outside).
+        """
+        on_step = hook not in OUTSIDE_BATCH
+        pairs = []
+        for entry in self.entries.values():
+            if entry.reported:
+                continue
+            if on_step and entry.on_step:
+                value = _value_of_batch(entry.value)
+                if value is not None:
+                    pairs.append((entry, value))
+            elif not on_step and entry.on_epoch and entry.total is not None:
+                value = _mean_or_total(entry, entry.total, entry.weight)
+                pairs.append((entry, torch.as_tensor(value)))
+        return Reported(pairs, on_step, self.training).callback
+
+    def reset(self) -> None:
+        """Delete all values, before a new epoch."""
+        for entry in self.entries.values():
+            if hasattr(entry.value, "reset"):
+                entry.value.reset()
+        self.entries.clear()
+        self.last.clear()
+        self.any_fresh = False
+        self.batch = None
+
+
+def _one_number(name: str, value: Any) -> torch.Tensor:
+    """Return the value as a tensor of shape (). Raises UserError if it is not one number."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UserError(
+                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: "
+                f"expected one number."
+            )
+        value = value.detach().reshape(())
+        if value.dtype in (torch.float32, torch.float64):
+            return value.clone()  # the user can change it in place later
+        return value.float()
+    if isinstance(value, (int, float, numbers.Real)):  # also NumPy's
+        return torch.tensor(float(value))
+    raise UserError(
+        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
+        f"tensor with one."
+    )
+
+
+def _value_of_batch(value: Any) -> Any:
+    """Return the value; a torchmetrics.Metric gives this batch's, or None after `update`."""
+    return value._forward_cache if hasattr(value, "compute") else value
+
+
+def _reduce_totals(reduce: str, totals: Iterable[float]) -> torch.Tensor:
+    """Combine the ranks' totals, in float64. One NaN makes the result NaN."""
+    tensors = [torch.tensor(total, dtype=torch.float64) for total in totals]
+    return functools.reduce(REDUCTIONS[reduce], tensors)
+
+
+def _mean_or_total(entry: Entry, total: Any, weight: float | None) -> Any:
+    """Return a mean as total / weight (NaN if the weight is 0), other totals unchanged.
+
+    For a Metric, `weight` is None.
+    """
+    if entry.reduce != "mean" or weight is None:
+        return total
+    return total / weight if weight else math.nan

@@ -1,0 +1,147 @@
+"""Run: what the loops of one call of fit, validate, test or predict work with."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.devices import to_cpu
+from multigpu.strategies import Strategy
+from multigpu.trainer.hook_calls import Hooks
+from multigpu.trainer.hooks import DataHooks, is_overridden
+from multigpu.trainer.log import Log, LogContext
+from multigpu.trainer.module import LightningModule
+from multigpu.trainer.optimizers import LRSchedulerConfig
+from multigpu.trainer.precision import Precision
+from multigpu.trainer.results import Results
+from multigpu.trainer.settings import Settings
+from multigpu.trainer.sigterm import Sigterm
+from multigpu.trainer.state import State
+from multigpu.trainer.transfer import BatchTransfer
+
+if TYPE_CHECKING:
+    from multigpu.trainer.datamodule import LightningDataModule
+    from multigpu.trainer.evaluate import EvaluationLoop
+    from multigpu.trainer.fit import FitLoop
+    from multigpu.trainer.step import LightningOptimizer
+    from multigpu.trainer.trainer import Trainer
+
+
+class Run:
+    """What the loops of one run share.
+
+    settings     the Trainer's arguments, as attributes
+    state        counters, metrics and flags, which outlive the run
+    module       the user's module
+    datamodule   the user's data module, or None
+    given        the user's dataloaders by "train", "val", "test", "predict"
+    hooks        calls the hooks of callbacks and module
+    log          what `self.log` records
+    model        the strategy's wrapper of the module; its forward calls a step by name
+    precision    how the run computes
+    transfer     moves a batch to this rank's device
+    optimizers   the user's optimizers, and in `lightning_optimizers` what self.optimizers()
+                 returns
+    schedulers   the user's learning-rate schedulers, and when they step
+    sigterm      whether a SIGTERM came
+    print        prints on rank 0; `report` only if there is a progress bar
+    fit_loop     the loop of a fit; else None
+    evaluation   the loop of the evaluation that runs now; else None
+    """
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        module: LightningModule,
+        datamodule: "LightningDataModule | None",
+        given: dict[str, Any],
+    ):
+        settings: Settings = trainer
+        self.settings = settings
+        self.state: State = trainer.state
+        self.strategy: Strategy = trainer.strategy
+        self.module = module
+        self.datamodule = datamodule
+        self.given = given
+        self.report: Callable[[str], None] = trainer.report
+        self.print: Callable[..., None] = trainer.print
+        self.callbacks = trainer.callbacks
+        self.loggers = trainer.loggers
+        results = self.new_results(training=self.state.fn == "fit")
+        self.log = Log(module, self.state, results, self.loggers)
+        self.hooks = Hooks(trainer, module, self.callbacks, self.log)
+        self.model: nn.Module = module
+        self.precision: Precision | None = None
+        self.transfer: BatchTransfer | None = None
+        self.optimizers: list[Optimizer] = []
+        self.lightning_optimizers: list[LightningOptimizer] = []
+        self.schedulers: list[LRSchedulerConfig] = []
+        self.sigterm = Sigterm()
+        self.fit_loop: FitLoop | None = None
+        self.evaluation: EvaluationLoop | None = None
+
+    def new_results(self, training: bool) -> Results:
+        """An empty collection for what a loop logs."""
+        strategy = self.strategy
+        results = Results(strategy.gather_objects, strategy.world.size, training)
+        if len(strategy.devices) > 1:  # replicas or stages log parts of a batch
+            results.device = strategy.device
+        return results
+
+    def has_loader(self, name: str) -> bool:
+        """Whether there is a dataloader for `name`: "train", "val", "test" or "predict"."""
+        return self.given.get(name) is not None or self._source(name) is not None
+
+    def find_loader(self, name: str) -> Any:
+        """The user's dataloader, else the data module's, else the module's, else None."""
+        loader = self.given.get(name)
+        source = self._source(name)
+        if loader is None and source is not None:
+            loader = getattr(source, f"{name}_dataloader")()
+        return loader
+
+    def _source(self, name: str) -> Any:
+        """The data module or the module that has the method `name`_dataloader."""
+        method = f"{name}_dataloader"
+        if is_overridden(method, self.datamodule, DataHooks):
+            return self.datamodule
+        return self.module if self.hooks.overrides(method) else None
+
+    def move_to_cpu(self) -> None:
+        """Move the module and the optimizers' states to the CPU, at the end of a run."""
+        self.model = self.module
+        if self.fit_loop is not None:
+            self.fit_loop.step = None  # it refers to the strategy's wrapper
+        if self.strategy.device.type == "vgpu":
+            from multigpu.virtual import control
+
+            if not control.computes():
+                return  # tensors have only shapes: there are no values to move
+        self.module.cpu()
+        for optimizer in self.optimizers:
+            for key, value in optimizer.state.items():
+                optimizer.state[key] = to_cpu(value)
+
+
+class StepModule(nn.Module):
+    """The module that strategies wrap: its forward calls a step of the LightningModule by its
+    name, because DDP and DataParallel wrap only `forward`.
+    """
+
+    def __init__(self, module: LightningModule):
+        super().__init__()
+        self.module = module
+
+    def forward(self, name: str, *args: Any) -> Any:
+        attributes = self.module.__dict__
+        context = attributes["_log_context"]
+        if context.results.device is None:
+            return getattr(self.module, name)(*args)
+        # In a replica or a pipeline, args[0] is a part of the batch. Its number of rows is the
+        # weight of the values that the step logs.
+        attributes["_log_context"] = LogContext(context.results, context.hook, args[0])
+        try:
+            return getattr(self.module, name)(*args)
+        finally:
+            attributes["_log_context"] = context

@@ -1,0 +1,158 @@
+"""The Trainer's arguments that its loops read, checked and completed."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multigpu.errors import UserError
+
+LIMITS = (
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+)
+
+
+@dataclass(kw_only=True, eq=False)
+class Settings:
+    """The arguments of the same names; the Trainer is a Settings, so they are its attributes.
+
+    Users can change them between runs (trainer.max_epochs = 20), and callbacks can change them
+    during a run. Raises UserError for a number that is out of range.
+    """
+
+    precision: str | int | None = None
+    fast_dev_run: int | bool = False
+    max_epochs: int | None = None
+    min_epochs: int | None = None
+    max_steps: int | None = -1
+    min_steps: int | None = None
+    limit_train_batches: int | float | None = None
+    limit_val_batches: int | float | None = None
+    limit_test_batches: int | float | None = None
+    limit_predict_batches: int | float | None = None
+    overfit_batches: int | float = 0.0
+    val_check_interval: int | float | None = None
+    check_val_every_n_epoch: int | None = 1
+    num_sanity_val_steps: float | None = None
+    log_every_n_steps: int | None = None
+    enable_model_summary: bool | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
+    deterministic: bool | str | None = None
+    benchmark: bool | None = None
+    inference_mode: bool = True
+    use_distributed_sampler: bool = True
+    detect_anomaly: bool = False
+    sync_batchnorm: bool = False
+    default_root_dir: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        """Replace None by the defaults, check the numbers, and apply fast_dev_run."""
+        self.precision = self.precision or "32-true"
+        if self.fast_dev_run in (0, 1):  # True and 1 mean the same
+            self.fast_dev_run = bool(self.fast_dev_run)
+        if self.max_steps is None:
+            self.max_steps = -1
+        if self.val_check_interval is None:
+            self.val_check_interval = 1.0
+        if self.num_sanity_val_steps is None:
+            self.num_sanity_val_steps = 2
+        elif self.num_sanity_val_steps == -1:  # all batches
+            self.num_sanity_val_steps = float("inf")
+        if self.log_every_n_steps is None:
+            self.log_every_n_steps = 50
+        self.default_root_dir = os.path.expanduser(self.default_root_dir or os.getcwd())
+        self._check_numbers()
+        if self.fast_dev_run:
+            batches = int(self.fast_dev_run)
+            self.max_epochs = 1
+            self.max_steps = batches
+            for name in LIMITS:
+                setattr(self, name, batches)
+            self.num_sanity_val_steps = 0
+            self.val_check_interval = 1.0
+            self.check_val_every_n_epoch = 1
+        if self.overfit_batches:
+            self.limit_train_batches = self.overfit_batches
+            self.limit_val_batches = self.overfit_batches
+
+    def _check_numbers(self) -> None:
+        for name in ("max_epochs", "min_epochs", "max_steps", "min_steps"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < -1):
+                raise UserError(
+                    f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no "
+                    f"limit."
+                )
+        leasts = {"accumulate_grad_batches": 1, "log_every_n_steps": 0}  # 0: log never
+        if self.check_val_every_n_epoch is not None:
+            leasts["check_val_every_n_epoch"] = 1
+        if type(self.fast_dev_run) is not bool:
+            leasts["fast_dev_run"] = 0
+        for name, least in leasts.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UserError(
+                    f"{name} is {value!r}: expected a whole number from {least} up."
+                )
+        for name in (*LIMITS, "overfit_batches", "val_check_interval"):
+            self._check_batches(name, getattr(self, name))
+        clip = self.gradient_clip_val
+        if clip is not None and (type(clip) not in (int, float) or clip < 0):
+            raise UserError(
+                f"gradient_clip_val is {clip!r}: expected a number from 0 up, or None."
+            )
+        if self.gradient_clip_algorithm not in (None, "norm", "value"):
+            raise UserError(
+                f"gradient_clip_algorithm is {self.gradient_clip_algorithm!r}: expected "
+                f"'norm' or 'value'."
+            )
+        if self.check_val_every_n_epoch is None and type(self.val_check_interval) is not int:
+            raise UserError(
+                "check_val_every_n_epoch=None counts batches across epochs: "
+                "give val_check_interval as a number of batches."
+            )
+
+    def _check_batches(self, name: str, value: Any) -> None:
+        """Raises UserError unless `value` is a number of batches, a fraction, or None."""
+        if value is None:
+            return
+        is_number = type(value) in (int, float) and value >= 0
+        too_large = type(value) is float and value > 1
+        never = value == 0 and name == "val_check_interval"
+        if not is_number or too_large or never:
+            raise UserError(
+                f"{name} is {value!r}: expected a number of batches, or a fraction from "
+                f"0.0 to 1.0."
+            )
+
+    def validates_in(self, epoch: int) -> bool:
+        """Whether check_val_every_n_epoch lets this epoch validate."""
+        every = self.check_val_every_n_epoch
+        return every is None or (epoch + 1) % every == 0
+
+    def batches_between_validations(self, epoch: float, validates: bool) -> float:
+        """val_check_interval as a number of batches; infinity: validate at the epoch's end.
+
+        epoch   batches per epoch; val_check_interval can be a fraction of this number
+        """
+        interval = self.val_check_interval
+        if type(interval) is int:
+            if validates and self.check_val_every_n_epoch is not None and interval > epoch:
+                raise UserError(
+                    f"val_check_interval={interval}, but an epoch has {epoch} batches: give "
+                    f"at most {epoch}, or check_val_every_n_epoch=None to count across epochs."
+                )
+            return interval
+        if epoch == float("inf"):
+            if validates and interval != 1.0:
+                raise UserError(
+                    f"val_check_interval={interval} is a fraction, but the dataloader has no "
+                    f"length: give a whole number."
+                )
+            return epoch
+        return max(1, int(epoch * interval))

@@ -1,0 +1,98 @@
+"""Runs a stage in spawned processes (ddp_spawn).
+
+The processes train copies of the module; rank 0 returns the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multigpu.checkpoint import random_states, set_random_states
+from multigpu.devices import to_cpu
+from multigpu.trainer import checkpoints
+from multigpu.trainer.module import LightningModule
+from multigpu.trainer.state import Metrics, Progress
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class SpawnedRun:
+    """What rank 0 returns, with its tensors on the CPU.
+
+    returned      what fit, validate, test or predict returned
+    callbacks     the callbacks' states by state_key
+    checkpoint    the content of a checkpoint after "fit"; None after an evaluation
+    """
+
+    returned: Any
+    weights: dict[str, torch.Tensor]
+    progress: Progress
+    metrics: Metrics
+    should_stop: bool
+    callbacks: dict[str, dict[str, Any]]
+    checkpoint: dict[str, Any] | None
+
+
+def run_in_processes(
+    trainer: "Trainer",
+    on_rank: Callable[..., Any],
+    stage: str,
+    model: LightningModule,
+    *rest: Any,
+) -> Any:
+    """Call on_rank(trainer, stage, model, *rest) in new processes, and copy the result to
+    `trainer` and `model`.
+    """
+    # An evaluation changes nothing that a checkpoint holds, so the last one stays valid.
+    checkpoint = None if stage == "fit" else trainer.spawned_checkpoint
+    try:
+        spawned: SpawnedRun = trainer.strategy.launch(
+            _run_rank, trainer, on_rank, stage, model, *rest, random_states()
+        )
+    finally:
+        trainer.remember(model, checkpoint)
+    # The ranks' copies of the module have made their layers, this one has not.
+    model.configure_model()
+    model.load_state_dict(spawned.weights)
+    for callback in trainer.callbacks:
+        callback_state = spawned.callbacks.get(callback.state_key)
+        if callback_state:
+            # ModelCheckpoint ignores a state with another folder than its own, so set the
+            # folder that the rank has chosen.
+            if "dirpath" in callback_state:
+                callback.dirpath = callback_state["dirpath"]
+            callback.load_state_dict(callback_state)
+    trainer.state.progress = spawned.progress
+    trainer.state.metrics = spawned.metrics
+    trainer.state.should_stop = spawned.should_stop
+    trainer.remember(model, spawned.checkpoint or checkpoint)
+    return spawned.returned
+
+
+def _run_rank(
+    trainer: "Trainer",
+    on_rank: Callable[..., Any],
+    stage: str,
+    model: LightningModule,
+    *rest: Any,
+) -> SpawnedRun:
+    """Run the stage in a spawned process. All ranks call it; only rank 0's result is used."""
+    *rest, states = rest
+    set_random_states(states)
+    returned = on_rank(trainer, stage, model, *rest)
+    state = trainer.state
+    return SpawnedRun(
+        returned=returned,
+        weights=to_cpu(dict(model.state_dict())),
+        progress=state.progress,
+        metrics=state.metrics.copy_to_cpu(),
+        should_stop=state.should_stop,
+        callbacks={
+            callback.state_key: callback.state_dict() for callback in trainer.callbacks
+        },
+        checkpoint=to_cpu(checkpoints.compose(trainer.run)) if stage == "fit" else None,
+    )

@@ -1,0 +1,261 @@
+"""One call of fit, validate, test or predict on a rank, from start to end."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.rendezvous import fail_together
+from multigpu.trainer import check_model, checkpoints, dataloaders, optimizers, seed
+from multigpu.trainer.evaluate import EvaluationLoop
+from multigpu.trainer.fit import FitLoop
+from multigpu.trainer.fit_data import FitData
+from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
+from multigpu.trainer.precision import Precision
+from multigpu.trainer.run import Run, StepModule
+from multigpu.trainer.state import RunningStage
+from multigpu.trainer.step import LightningOptimizer, check_closure
+from multigpu.trainer.transfer import BatchTransfer
+
+
+def run_stage(
+    run: Run, ckpt_path: str | Path | None, keeps_outputs: bool, weights_only: bool | None
+) -> Any:
+    """Run the stage `run.state.fn`; the strategy is connected.
+
+    keeps_outputs   whether "predict" returns the outputs
+    weights_only    False: the checkpoint can contain any object
+    """
+    state = run.state
+    module = run.module
+    datamodule = run.datamodule
+    stage = state.fn
+    try:
+        # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
+        state.ckpt_path = checkpoints.resolve_path(run, ckpt_path)
+        _set_up(run, stage)
+        loaded = checkpoints.restore_model(run, state.ckpt_path, weights_only)
+        returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, keeps_outputs)
+    except BaseException as error:
+        state.end(failed=True)
+        for callback in run.callbacks:
+            callback.on_exception(run.hooks.trainer, module, error)
+        if datamodule is not None:
+            datamodule.on_exception(error)
+        for logger in run.loggers:
+            logger.finalize("failed")
+        run.log.outside()
+        run.hooks.detach()
+        run.strategy.on_exception(error)
+        run.strategy.detach()
+        run.move_to_cpu()
+        raise
+    run.strategy.close()
+    run.move_to_cpu()
+    if datamodule is not None:
+        datamodule.teardown(stage=stage)
+    for callback in run.callbacks:
+        callback.teardown(run.hooks.trainer, module, stage=stage)
+    run.hooks.detach()
+    module.teardown(stage=stage)
+    for logger in run.loggers:
+        logger.finalize("success")
+    state.end()
+    if state.interrupted:
+        raise SystemExit(143)  # 128 + 15: a shell's exit code for a process that SIGTERM ended
+    return returned
+
+
+def _set_up(run: Run, stage: str) -> None:
+    """Call the hooks of the setup, and place the module on its device."""
+    strategy = run.strategy
+    module = run.module
+    run.precision = Precision(run.settings.precision, strategy.device)
+    if run.precision.scaler is not None and not strategy.supports_loss_scaling:
+        algorithm = type(getattr(strategy, "algorithm", strategy)).__name__
+        raise UserError(
+            f"precision 16-mixed uses loss scaling, which can skip a step; {strategy.name} "
+            f"{algorithm} does not support that: give precision='bf16-mixed'."
+        )
+    _configure_torch(run)
+    _add_callbacks(run)
+    parts = [module] if run.datamodule is None else [run.datamodule, module]
+    for part in (*parts, *run.callbacks):
+        check_model.warn_of_removed_hooks(part)
+    for logger in run.loggers:
+        logger.is_global_zero = strategy.is_global_zero
+        if strategy.world.size > 1:
+            logger.set_version(strategy.broadcast(logger.version))
+    world = strategy.world
+    for part in parts:
+        with fail_together(world, strategy.gather_objects):
+            if (world.local_rank if part.prepare_data_per_node else world.rank) == 0:
+                part.prepare_data()
+    if run.datamodule is not None:
+        with fail_together(world, strategy.gather_objects):
+            run.datamodule.setup(stage=stage)
+    with run.log.within("setup"):
+        for callback in run.callbacks:
+            callback.setup(run.hooks.trainer, module, stage=stage)
+        module.setup(stage=stage)
+    for part in parts:
+        drop_unpicklable(part)
+    module.configure_model()
+    run.transfer = BatchTransfer(strategy.device, run.precision, run.datamodule, module)
+    if run.settings.sync_batchnorm and world.size > 1:
+        if strategy.device.type == "cpu":
+            raise UserError(
+                "sync_batchnorm=True needs torch's SyncBatchNorm, which does not support the "
+                "CPU: give accelerator='gpu' or 'vgpu'."
+            )
+        nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    run.precision.convert_module(module)
+    strategy.place(module)
+    run.model = StepModule(module)
+
+
+def _configure_torch(run: Run) -> None:
+    settings = run.settings
+    if settings.deterministic:
+        # cuBLAS requires it for deterministic results.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=settings.deterministic == "warn")
+    if settings.benchmark is not None:
+        torch.backends.cudnn.benchmark = settings.benchmark
+
+
+def _add_callbacks(run: Run) -> None:
+    """Add the module's callbacks; they replace those of the same class."""
+    own = run.module.configure_callbacks()
+    own = list(own) if isinstance(own, (list, tuple)) else [own]
+    replaced = {type(callback) for callback in own}
+    kept = [callback for callback in run.callbacks if type(callback) not in replaced]
+    # Those that save come last, because they save what the others have changed.
+    run.callbacks[:] = sorted(kept + own, key=lambda callback: callback.saves)
+    run.hooks.refresh()
+
+
+def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
+    state = run.state
+    module = run.module
+    state.should_stop = False
+    _limit_epochs(run)
+    data = FitData(run)
+    run.fit_loop = FitLoop(run, data)
+    _configure_optimizers(run)
+    run.hooks.call("on_fit_start")
+    _print_summary(run)
+    log_hyperparameters(run)
+    if loaded:
+        checkpoints.restore_training(run, loaded)
+    module.zero_grad()
+    if data.validates and run.settings.num_sanity_val_steps and not loaded:
+        _sanity_check(run, data)
+    in_eval_mode = sum(not part.training for part in module.modules())
+    if in_eval_mode:
+        state.warn_once(
+            f"training starts with {pluralize(in_eval_mode, 'module')} in eval mode and keeps "
+            f"this mode: call model.train() to change it."
+        )
+    detects = torch.autograd.set_detect_anomaly(run.settings.detect_anomaly)
+    with run.sigterm.handled(), detects:
+        run.fit_loop.fit()
+    run.hooks.call("on_fit_end")
+
+
+def _print_summary(run: Run) -> None:
+    """Print the number of the model's parameters, and what computes."""
+    if run.settings.enable_model_summary is False:
+        return
+    parameters = [each for each in run.module.parameters() if not is_lazy(each)]
+    total = sum(each.numel() for each in parameters)
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    strategy = run.strategy
+    run.print(
+        f"{type(run.module).__name__}: {total:,} parameters, {trained:,} of them trained; "
+        f"{strategy.name} on {pluralize(strategy.world.size, 'rank')}, "
+        f"{strategy.device.type}, {run.precision.name}"
+    )
+
+
+def _limit_epochs(run: Run) -> None:
+    """Replace max_epochs=None: by no limit if there is max_steps, else by 1000."""
+    settings = run.settings
+    if settings.max_epochs is not None:
+        return
+    if settings.max_steps != -1:
+        settings.max_epochs = -1
+        return
+    settings.max_epochs = 1000
+    run.state.warn_once(
+        "max_epochs was not set, so this fit has 1000 epochs: give max_epochs, or -1 for no "
+        "limit."
+    )
+
+
+def _configure_optimizers(run: Run) -> None:
+    """Call `configure_optimizers`; the strategy wraps the model and adds optimizer hooks."""
+    strategy = run.strategy
+    module = run.module
+    automatic = module.automatic_optimization
+    if automatic:
+        check_model.check_training_step(module)
+    else:
+        check_model.check_manual_optimization(run)
+    with run.log.within("configure_optimizers"):
+        returned = module.configure_optimizers()
+    steps_itself = run.hooks.overrides("lr_scheduler_step")
+    run.optimizers, run.schedulers = optimizers.parse(returned, automatic, steps_itself)
+    for optimizer in run.optimizers:
+        check_closure(optimizer)
+    if automatic and not run.optimizers:
+        run.state.warn_once(
+            "configure_optimizers returned None: nothing is learned in this fit."
+        )
+    strategy.backwards_per_step = run.settings.accumulate_grad_batches
+    strategy.manual_optimization = not automatic
+    run.model = strategy.wrap(run.model, run.optimizers)
+    strategy.scale_schedulers([config.scheduler for config in run.schedulers])
+    run.lightning_optimizers = [LightningOptimizer(each, run) for each in run.optimizers]
+
+
+def _sanity_check(run: Run, data: FitData) -> None:
+    """Run some validation batches before training, to find mistakes in validation early.
+
+    Afterwards, the metrics are empty and the random states are restored.
+    """
+    state = run.state
+    state.stage = RunningStage.SANITY_CHECKING
+    run.hooks.call("on_sanity_check_start")
+    with seed.preserved_random_states():
+        data.load_validation()
+        data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
+    run.hooks.call("on_sanity_check_end")
+    state.metrics.clear()
+    state.stage = RunningStage.TRAINING
+
+
+def _evaluate(run: Run, keeps_outputs: bool) -> list | None:
+    stage = run.state.fn
+    name = "val" if stage == "validate" else stage
+    if not run.has_loader(name):
+        raise UserError(
+            f"trainer.{stage} has no data: give dataloaders, a datamodule, or write "
+            f"{name}_dataloader."
+        )
+    run.model = run.strategy.wrap_for_evaluation(run.model)
+    run.module.zero_grad()
+    if getattr(run.settings, f"limit_{name}_batches") == 0:
+        return None if stage == "predict" else []
+    loaders = dataloaders.as_list(dataloaders.find(run, name))
+    loop = EvaluationLoop(run, stage, loaders, keeps_outputs and stage == "predict")
+    of_dataloaders = loop.evaluate()
+    if stage == "predict":
+        return loop.predictions()
+    return [
+        {name: float(value) for name, value in metrics.items()} for metrics in of_dataloaders
+    ]

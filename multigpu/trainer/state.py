@@ -1,0 +1,148 @@
+"""What a Trainer knows about its runs: which goes on, how far training is, what was logged."""
+
+import warnings
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from multigpu.devices import to_cpu
+from multigpu.launch.world import is_rank_zero
+from multigpu.trainer.results import Reported
+
+
+class TrainerStatus(StrEnum):
+    """Whether a run goes on, and how the last one ended."""
+
+    INITIALIZING = "initializing"
+    RUNNING = "running"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+
+
+class TrainerFn(StrEnum):
+    """The Trainer's method that runs, or ran last."""
+
+    FITTING = "fit"
+    VALIDATING = "validate"
+    TESTING = "test"
+    PREDICTING = "predict"
+
+
+class RunningStage(StrEnum):
+    """The part of a run: a fit also validates."""
+
+    TRAINING = "train"
+    SANITY_CHECKING = "sanity_check"
+    VALIDATING = "validate"
+    TESTING = "test"
+    PREDICTING = "predict"
+
+
+# A run of this method begins with this stage.
+FIRST_STAGE = {
+    TrainerFn.FITTING: RunningStage.TRAINING,
+    TrainerFn.VALIDATING: RunningStage.VALIDATING,
+    TrainerFn.TESTING: RunningStage.TESTING,
+    TrainerFn.PREDICTING: RunningStage.PREDICTING,
+}
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of the training. Checkpoints contain them, and spawned ranks return them.
+
+    current_epoch          completed epochs
+    global_step            optimizer steps
+    batches_that_stepped   batches that ended with an optimizer step: the loggers' x axis
+    """
+
+    current_epoch: int = 0
+    global_step: int = 0
+    batches_that_stepped: int = 0
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The newest values by name, for callbacks, for loggers and for the progress bar."""
+
+    callback: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
+    progress_bar: dict[str, Any] = field(default_factory=dict)
+
+    def update(self, reported: Reported) -> None:
+        self.callback.update(reported.callback)
+        self.logged.update(reported.logger)
+        self.progress_bar.update(reported.progress_bar)
+
+    def clear(self) -> None:
+        """Make new dicts, so dicts that a user has kept do not change."""
+        self.callback = {}
+        self.logged = {}
+        self.progress_bar = {}
+
+    def copy_to_cpu(self) -> "Metrics":
+        """A copy that another process can unpickle."""
+        return Metrics(to_cpu(self.callback), to_cpu(self.logged), to_cpu(self.progress_bar))
+
+
+@dataclass(slots=True)
+class State:
+    """The state of one Trainer. The names `status`, `fn` and `stage` are Lightning's.
+
+    fn             the method that runs or ran last; None before the first run
+    stage          the part of the run; None between runs
+    should_stop    True ends training after this batch; users and callbacks set it
+    interrupted    whether a SIGTERM ended the run
+    num_batches    this rank's batches by "train", "val", "test", "predict": an epoch's, or a
+                   list for several dataloaders; infinity without a length
+    loaders        the user's dataloaders by the same names; "train": this rank's shard
+    ckpt_path      the checkpoint that the last run loaded, or None
+    warned         the texts that `warn_once` has shown
+    """
+
+    status: TrainerStatus = TrainerStatus.INITIALIZING
+    fn: TrainerFn | None = None
+    stage: RunningStage | None = None
+    should_stop: bool = False
+    interrupted: bool = False
+    progress: Progress = field(default_factory=Progress)
+    metrics: Metrics = field(default_factory=Metrics)
+    num_batches: dict[str, Any] = field(default_factory=dict)
+    loaders: dict[str, Any] = field(default_factory=dict)
+    ckpt_path: str | None = None
+    warned: set[str] = field(default_factory=set)
+
+    def begin(self, fn: str) -> None:
+        """Begin a run: delete the last run's metrics, but keep the counters."""
+        self.status = TrainerStatus.RUNNING
+        self.fn = TrainerFn(fn)
+        self.stage = FIRST_STAGE[self.fn]
+        self.interrupted = False
+        self.metrics.clear()
+
+    def end(self, failed: bool = False) -> None:
+        interrupted = failed or self.interrupted
+        self.status = TrainerStatus.INTERRUPTED if interrupted else TrainerStatus.FINISHED
+        self.stage = None
+
+    @property
+    def finished(self) -> bool:
+        return self.status == TrainerStatus.FINISHED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last run is over, also after an exception."""
+        return self.status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        # Dataloaders need not be picklable: another run asks for them again.
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return None, values | {"loaders": {}}
+
+    def warn_once(self, text: str) -> None:
+        """Warn, unless the same text was shown before, for this or another step."""
+        key = text.split(" in step")[0]
+        if key not in self.warned:
+            self.warned.add(key)
+            if is_rank_zero():
+                warnings.warn(text, stacklevel=2)
