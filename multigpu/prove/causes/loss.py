@@ -102,7 +102,7 @@ def compressed(scene: Scene) -> Cause | None:
         "compressed",
         f"in step {scene.number} the gradients are "
         f"{ratio_text(scene.step.kinds['gradients'])} from those of one GPU: DDP's "
-        f"communication hook {hooks[0]} changes them",
+        f"communication hook `{hooks[0]}` changes them",
         "prove without the hook; with it, this run does not compute what one GPU computes",
     )
 
