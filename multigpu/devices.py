@@ -58,16 +58,22 @@ def gpus_of_rank(count: int, world: World) -> list[torch.device]:
     return devices
 
 
-def visible_gpus(world: World) -> int:
-    """The number of GPUs that torch sees; 0 on the classroom cluster, which simulates GPUs.
+def gpus_are_only_counted() -> bool:
+    """Whether this is the classroom cluster, whose nodes have GPUs for Slurm alone.
 
-    It is 0 there even if the machine has real GPUs, because the cluster's nodes would share
-    them. Under `multigpu virtual` each node has virtual GPUs, and it is their number.
+    That is so even if the machine has real GPUs, because the cluster's nodes would share them.
+    Under `multigpu virtual` each node has virtual GPUs.
+    """
+    on_classroom = os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
+    return on_classroom and VIRTUAL not in os.environ
+
+
+def visible_gpus(world: World) -> int:
+    """The number of GPUs that torch sees; 0 where Slurm only counts GPUs.
 
     Raises UserError if Slurm gave GPUs but torch sees none: the job would leave them idle.
     """
-    on_classroom = os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
-    if on_classroom and VIRTUAL not in os.environ:
+    if gpus_are_only_counted():
         return 0
     gpus = torch.cuda.device_count()
     allocated = _gpus_of_slurm()

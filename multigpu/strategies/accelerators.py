@@ -1,12 +1,11 @@
 """The devices of a run: what the user requests, checked against what the machine has."""
 
-import os
 import sys
 from dataclasses import dataclass
 
 import torch
 
-from multigpu.devices import CLASSROOM, pick, share_cores
+from multigpu.devices import gpus_are_only_counted, pick, share_cores
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import World
 
@@ -105,7 +104,7 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
             f"accelerator is {accelerator!r}: "
             f"expected 'cpu', 'gpu', 'vgpu' (virtual GPUs) or 'auto'."
         )
-    simulated = os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
+    simulated = gpus_are_only_counted()
     gpus = 0 if simulated else torch.cuda.device_count()
     kind = KINDS.get(accelerator) or _best_kind(gpus)
     count, indices = _count_and_indices(devices)

@@ -1,6 +1,5 @@
 """The Trainer's arguments: translates old names, and chooses the strategy and the devices."""
 
-import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -103,10 +102,10 @@ def _check_one_strategy(
 
 
 def _gpu_count() -> int:
-    """The number of GPUs; 0 on the classroom cluster, whose nodes share one machine."""
+    """The number of GPUs; 0 where Slurm only counts GPUs."""
     import torch
 
-    if os.environ.get("SLURM_CLUSTER_NAME") == compute_devices.CLASSROOM:
+    if compute_devices.gpus_are_only_counted():
         return 0
     return torch.cuda.device_count()
 

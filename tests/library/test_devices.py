@@ -6,6 +6,7 @@ import torch
 from multigpu import devices
 from multigpu.errors import UserError
 from multigpu.launch.world import World
+from multigpu.strategies import accelerators
 
 
 @pytest.fixture
@@ -55,6 +56,11 @@ def test_the_classroom_clusters_gpus_are_simulated(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("SLURM_CLUSTER_NAME", devices.CLASSROOM)
     assert devices.pick(World(1, 4, 1, 2)) == torch.device("cpu")
+    assert accelerators.resolve("auto", 2).kind != "cuda"
+    # Under `multigpu virtual` each node has its own.
+    monkeypatch.setenv(devices.VIRTUAL, "{}")
+    rank = World(3, 4, 1, 2, "srun")
+    assert accelerators.resolve("auto", 2).of_rank(rank) == torch.device("cuda:1")
 
 
 # ---- several GPUs per rank -----------------------------------------------------------------
