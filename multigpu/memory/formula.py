@@ -114,7 +114,9 @@ class Training:
 
 
 def find_model(name: str) -> Model:
-    """The model of this name. Raises UserError for an unknown one."""
+    """The model of this name, "gpt-7b" or "7b". Raises UserError for an unknown one."""
+    if f"gpt-{name}" in MODELS:
+        return MODELS[f"gpt-{name}"]
     if name not in MODELS:
         hint = did_you_mean(name, MODELS) or f"use one of {', '.join(MODELS)}"
         raise UserError(

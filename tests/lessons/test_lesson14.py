@@ -101,6 +101,7 @@ def test_a_block_keeps_what_the_formula_says(experiments):
 
 
 def test_the_models_have_the_weights_of_their_names():
+    assert find_model("7b") == find_model("gpt-7b") == MODELS["gpt-7b"]
     for name, model in MODELS.items():
         number, unit = float(name[4:-1]), {"m": 1e6, "b": 1e9}[name[-1]]
         # The head is not tied, and the names are those of models whose head is.
