@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Exercises: where the memory goes
-# 40 minutes, 15 points, after the notebook PT_GPT_Memory. You need no GPU. Run the cells from
+# 40 minutes, 20 points, after the notebook PT_GPT_Memory. You need no GPU. Run the cells from
 # top to bottom. Write each answer in its own cell, below the line `# answer: …`, which must
 # stay, with the imports and helpers that it needs; then run the checks below it. They say what
 # is wrong. Hidden checks try other values when your notebook is graded.
@@ -12,7 +12,7 @@ from multigpu.exercise import Exercise
 exercise = Exercise("14-memory", imports=("torch.distributed.tensor",))
 
 # %% [markdown]
-# ## 1. What keeps graphs alive (3 points)
+# ## 1. What keeps graphs alive (4 points)
 # A training loop notes three things. After 20 steps, how many of the 20 graphs are in memory
 # because of each of them alone? (A graph has what backward of its step needs. Take it that
 # the loop does not call backward.)
@@ -81,7 +81,7 @@ guess_detached = 0
 ### END SOLUTION
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("guess_graphs", "losses", points=1) as student:
+with exercise.check("guess_graphs", "losses", points=2) as student:
     student.guess(
         "guess_losses",
         graphs_alive(losses),
@@ -111,7 +111,7 @@ with exercise.check("guess_graphs", "detached", points=1) as student:
     )
 
 # %% [markdown]
-# ## 2. Predict a peak to 5% (6 points)
+# ## 2. Predict a peak to 5% (8 points)
 # The model has `layers` blocks of `hidden` units: `x + down(gelu(up(norm(x))))`, where `up`
 # has `4 × hidden` outputs. It trains with AdamW in 32 bit on batches of `rows` rows, and its
 # loss is `y.square().mean()`. Write `peak_bytes(layers, hidden, rows)`: the highest memory in
@@ -172,7 +172,7 @@ def peak_bytes(layers, hidden, rows):
 
 
 # %%
-with exercise.check("peak_bytes", "many rows", points=2) as student:
+with exercise.check("peak_bytes", "many rows", points=3) as student:
     found = measured(16, 1024, 65_536)
     student.close_to(
         student.call("peak_bytes", 16, 1024, 65_536) / found,
@@ -192,7 +192,7 @@ with exercise.check("peak_bytes", "few rows", points=2) as student:
     )
 
 # %%
-with exercise.check("peak_bytes", "other sizes", points=2, hidden=True) as student:
+with exercise.check("peak_bytes", "other sizes", points=3, hidden=True) as student:
     for rows in (256, 131_072):
         layers, hidden = student.random.randint(12, 24), 128 * student.random.randint(8, 16)
         found = measured(layers, hidden, rows)
@@ -204,7 +204,7 @@ with exercise.check("peak_bytes", "other sizes", points=2, hidden=True) as stude
         )
 
 # %% [markdown]
-# ## 3. A checkpointed block (6 points)
+# ## 3. A checkpointed block (8 points)
 # Write `Checkpoint`, whose `apply(block, x)` returns `block(x)`, keeps `x` alone, and computes
 # the block again in backward. The gradients of `x` and of the block's weights are those of the
 # plain block, *also if the block draws random numbers*, as dropout does.
@@ -269,7 +269,7 @@ class Checkpoint(torch.autograd.Function):
 
 
 # %%
-with exercise.check("checkpoint", "gradients", points=2) as student:
+with exercise.check("checkpoint", "gradients", points=3) as student:
     x = torch.randn(4, 6, generator=student.generator)
     plain, _ = gradients(x, 0.0, False)
     found, _ = student.call("gradients", x, 0.0, True)
@@ -282,7 +282,7 @@ with exercise.check("checkpoint", "computed twice", points=2) as student:
     student.equal(modes, [False, True], "the first forward is not recorded, the second one is")
 
 # %%
-with exercise.check("checkpoint", "random numbers", points=2, hidden=True) as student:
+with exercise.check("checkpoint", "random numbers", points=3, hidden=True) as student:
     x = torch.randn(4, 6, generator=student.generator)
     plain, _ = gradients(x, 0.5, False)
     found, _ = student.call("gradients", x, 0.5, True)
