@@ -262,7 +262,7 @@ def test_gpus_that_slurm_gave_and_tensorflow_does_not_see(monkeypatch):
 
 
 def test_the_library_does_without_tensorflow():
-    names = "cli, data, devices, launch, metrics, models, proof, vgpu"
+    names = "cli, data, devices, launch, models, proof, trainer, virtual"
     done = run(
         "python",
         "-c",

@@ -70,6 +70,13 @@ KNOWN = [
         (MANY, OTHER),
     ),
     Known(
+        "the numbers of this model alone",
+        "peak_bytes",
+        changed(PEAK, "    weights = 4", "    layers, hidden = 16, 1024\n    weights = 4"),
+        (OTHER,),
+    ),
+    Known("the activations of a layer in one number", "peak_bytes", PEAK),
+    Known(
         "the plain block, recorded",
         "checkpoint",
         """# answer: checkpoint
