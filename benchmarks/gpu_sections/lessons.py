@@ -61,6 +61,7 @@ def runs(gpus: int) -> Iterator[Run]:
     for precision in ("32", "16", "bf16"):
         flags = ("--devices", 1, "--precision", precision)
         yield Run("PTL_Precision", flags, precision, proves=False)
+    yield Run("PT_GPT_Memory", proves=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -71,6 +72,7 @@ def runs(gpus: int) -> Iterator[Run]:
 TENSORFLOW = "TF_"  # lessons 07 and 08
 # The stems that `runs` names. A lesson that is added later runs with --prove.
 NAMED = {
+    "PT_GPT_Memory",
     "PT_CNN_SingleGPU",
     "PT_CNN_DataParallel",
     "PT_CNN_ModelParallel",

@@ -255,9 +255,8 @@ def print_published(found: dict[str, Any]) -> None:
     for row in found["adan"]:
         print(
             f"GPT-2, {row['heads']:>2} heads × {row['hidden']:>4}: a layer adds"
-            f" {row['published_mb']:,.0f} MB, by this model's formula "
-            f"{row['formula_mb']:,.0f}, with what their model keeps "
-            f"{row['their_model_mb']:,.0f}"
+            f" {row['published_mb']:,.0f} MB; our formula {row['formula_mb']:,.0f}, "
+            f"with what theirs keeps {row['their_model_mb']:,.0f}"
         )
     for row in found["h100"]:
         print(

@@ -193,7 +193,7 @@ with exercise.check("peak_bytes", "few rows", points=2) as student:
 
 # %%
 with exercise.check("peak_bytes", "other sizes", points=3, hidden=True) as student:
-    for rows in (256, 131_072):
+    for rows in (256, 2_048, 131_072):
         layers, hidden = student.random.randint(12, 24), 128 * student.random.randint(8, 16)
         found = measured(layers, hidden, rows)
         student.close_to(

@@ -66,13 +66,13 @@ def room(step: Step) -> int:
 
 
 def verdict(step: Step) -> str:
-    """One or two lines: whether the step fits, how much is left or missing, what would fit."""
+    """Whether the step fits, how much is left or missing, and what would fit."""
     moment, peak = step.peak()
     left = room(step)
     says = f"fits, {_gib(left)} free" if left >= 0 else f"does not fit, {_gib(-left)} missing"
     first = (
-        f"{step.gpu.name}: {says}. The peak is {_gib(peak)}, at the {moment}; the GPU has "
-        f"{_gib(step.gpu.memory)}, of which CUDA's context takes {_gib(CONTEXT)}"
+        f"{step.gpu.name}: {says}\n  peak {_gib(peak)}, at the {moment}; the GPU has "
+        f"{_gib(step.gpu.memory)}, CUDA's context takes {_gib(CONTEXT)}"
     )
     return first if left >= 0 else f"{first}\n{remedy(step)}"
 

@@ -44,7 +44,6 @@ class FitLoop:
         self.progress = run.state.progress
         self.automatic = run.module.automatic_optimization
         # One rank has nobody to wait for.
-        self.together = run.strategy.ranks_step_together or run.strategy.control is None
         self.step: Step | None = None
         self.index = -1
         self.last = False
@@ -77,6 +76,12 @@ class FitLoop:
             run.hooks.call("on_train_end")
         if reason:
             run.report(f"`Trainer.fit` stopped: {reason}.")
+
+    @property
+    def together(self) -> bool:
+        """Whether no rank goes on alone; async's ranks do after its warm-up."""
+        strategy = self.run.strategy
+        return strategy.ranks_step_together or strategy.control is None
 
     def train_epoch(self) -> None:
         run = self.run

@@ -65,7 +65,7 @@ class Trainer(Settings):
     ):
         report_user_errors()
         known = {each.name for each in fields(Settings)}
-        old = {name: settings.pop(name) for name in settings.keys() - known}
+        old = {name: settings.pop(name) for name in [*settings] if name not in known}
         translated = arguments.translate_old_names(
             old, accelerator, strategy, devices, known | {*signature(Trainer).parameters}
         )

@@ -323,11 +323,11 @@ def test_virtual_gpus_in_an_interrupted_cell(notebook):
         notebook.run("from multigpu.virtual import control\ncontrol.start(2)"),
         "control.stop()",
     )
-    assert not notebook.run("vgpu.stop()\nvgpu.start(2)\nvgpu.stop()").error
+    assert not notebook.run("control.stop()\ncontrol.start(2)\ncontrol.stop()").error
     # in a `with` block, which stops them
     block = "with control.running(2) as (gpu, other):\n" + indent(
         f"print('busy')\n{busy}", "    "
     )
     cell = notebook.run(block, interrupt_at="busy")
     assert cell.name == "KeyboardInterrupt"
-    assert not notebook.run("vgpu.start(2)\nvgpu.stop()").error
+    assert not notebook.run("control.start(2)\nvgpu.stop()").error

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from dataclasses import fields
 
 import pytest
 from plain_net import Net, rows, trainer
@@ -12,6 +13,7 @@ import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer.arguments import RENAMED
 from multigpu.trainer.refused import REFUSED, sentence
+from multigpu.trainer.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,6 +26,7 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
 
     lightning = set(inspect.signature(lightnings.package().Trainer.__init__).parameters)
     this = set(inspect.signature(L.Trainer.__init__).parameters)
+    this |= {field.name for field in fields(Settings)}
     assert lightning - this - set(REFUSED) - set(RENAMED) == set()
 
 

@@ -356,7 +356,7 @@ def test_starting_twice_and_stopping():
         control.elapsed()
     control.start(count=1)
     try:
-        with pytest.raises(UserError, match=r"1 virtual GPU.*vgpu\.stop\(\)"):
+        with pytest.raises(UserError, match=r"1 virtual GPU.*control\.stop\(\)"):
             control.start(count=2)
         x = torch.ones(2, device="vgpu:0")
     finally:
@@ -380,7 +380,7 @@ def test_starting_twice_and_stopping():
             lambda: x[0].item(),
             lambda: x.add_(1),
         ):
-            with pytest.raises(RuntimeError, match=r"vgpu:0.*stopped.*vgpu\.start\(\)"):
+            with pytest.raises(RuntimeError, match=r"vgpu:0.*stopped.*create it again"):
                 use()
         assert repr(x) == "tensor(..., size=(2,), device='vgpu:0')"
         assert torch.vgpu.memory_allocated(0) == 0

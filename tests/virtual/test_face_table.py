@@ -99,7 +99,7 @@ def test_options_that_cannot_be_simulated_leave_nothing_replaced():
 
 
 def test_virtual_gpus_by_two_names_are_refused(two):
-    with pytest.raises(UserError, match=r"call vgpu\.stop\(\) first"):
+    with pytest.raises(UserError, match=r"control\.stop\(\) first"):
         face.put_on()
     assert str(torch.ones(1, device=two[1]).device) == "vgpu:1"
 

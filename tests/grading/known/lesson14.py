@@ -67,7 +67,7 @@ KNOWN = [
         "everything at the same time",
         "peak_bytes",
         changed(PEAK, "max(kept, 2 * weights)", "kept + 2 * weights"),
-        (MANY, OTHER),
+        (OTHER,),
     ),
     Known(
         "the numbers of this model alone",
