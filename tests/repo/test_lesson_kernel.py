@@ -330,4 +330,4 @@ def test_virtual_gpus_in_an_interrupted_cell(notebook):
     )
     cell = notebook.run(block, interrupt_at="busy")
     assert cell.name == "KeyboardInterrupt"
-    assert not notebook.run("control.start(2)\nvgpu.stop()").error
+    assert not notebook.run("control.start(2)\ncontrol.stop()").error
