@@ -110,7 +110,7 @@ REFUSED = {
 
 
 def sentence(name: str, where: str = "") -> str:
-    """What a user is told who uses this name.
+    """The sentence that refuses this name of Lightning and says what to do instead.
 
     where   the object or call that uses it, if the name alone does not say it
     """
