@@ -45,7 +45,7 @@ class Block(nn.Module):
 
     def __init__(self, hidden, heads, attention="flash", selective=False):
         super().__init__()
-        self.heads, self.attention, self.selective = heads, attention, selective
+        self.size, self.attention, self.selective = hidden // heads, attention, selective
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
@@ -58,7 +58,8 @@ class Block(nn.Module):
         return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
 
     def forward(self, x):
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        # A head's q, k and v stand together: a part of the rows of qkv is whole heads.
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.size)).permute(3, 0, 2, 1, 4)
         mixed = keep_inputs(self.mix, *qkv) if self.selective else self.mix(*qkv)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -137,6 +138,9 @@ def main():
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(str(error))
+    steps, half = len(train) // args.batch_size, args.precision == "bf16-mixed"
+    if not steps:
+        parser.error(f"--batch-size is at most {len(train)}, the number of images")
 
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
@@ -145,10 +149,10 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     for epoch in range(args.epochs):
         order = torch.Generator().manual_seed(args.seed + epoch)  # as DistributedSampler's
+        rows = torch.randperm(len(train), generator=order)[: steps * args.batch_size]
         loss = 0
-        for rows in torch.randperm(len(train), generator=order).split(args.batch_size):
-            step = train_step(model, optimizer, train[rows], args.precision == "bf16-mixed")
-            loss += step * len(rows) / len(train)
+        for batch in rows.view(steps, -1):
+            loss += train_step(model, optimizer, train[batch], half) / steps
         print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
     for rows in draw(model, torch.arange(10, device=device)).transpose(0, 1):
         print("  ".join("".join(" .:-=+*#@"[grey // 2] for grey in row) for row in rows))
