@@ -27,7 +27,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove lint my-copy lab bench gpu-check slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-long test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove lint my-copy lab bench gpu-check slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -35,6 +35,7 @@ help:
 	@echo "make test        run all tests"
 	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make test-real   run all tests, every program really started"
+	@echo "make test-long   run the tests that make test leaves out for their time"
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
 	@echo "make test-grading  grade answers with known scores, and answers without work, all lessons"
 	@echo "make test-attacks  grade submissions that attack the grader, and write a report"
@@ -70,7 +71,7 @@ lint: $(INSTALLED)
 
 test-quick: lint
 	@echo "testing the library: under two minutes"
-	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/virtual tests/exercise tests/grading -m "not classroom and not slow" --numprocesses=2
+	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/virtual tests/exercise tests/grading -m "not classroom and not slow and not long" --numprocesses=2
 
 # Four workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 # A test that fails beside others runs once more, alone. What passes only then has a race, and is named.
@@ -81,7 +82,7 @@ test: lint
 
 # As `test`, but each program of a test starts Python anew instead of in a fork, which takes longer.
 test-real: lint
-	REAL_START=1 pytest --numprocesses=3
+	REAL_START=1 pytest --numprocesses=3 -m ''
 
 # Your own notebooks, without outputs and guesses; what is in my-copy/ already is kept.
 my-copy: $(INSTALLED)
@@ -98,6 +99,10 @@ lab: export NPM_CONFIG_CACHE := $(CURDIR)/my-copy/.jupyter/npm
 lab: my-copy
 	@echo "starting JupyterLab, a few seconds; Ctrl-C twice ends it; it writes into $(CURDIR) only"
 	@python -m jupyterlab --config=lessons/.jupyter/lab.py
+
+test-long: $(INSTALLED)
+	@echo "running the tests that make test leaves out for their time: about 5 minutes on 2 cores"
+	pytest -m long tests --numprocesses=2
 
 test-mutations: $(INSTALLED)
 	@echo "breaking the behaviours of mutations.toml, and running tests after each"

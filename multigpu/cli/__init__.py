@@ -15,6 +15,7 @@ from multigpu.cli import exercises, memory, prove, scaling, virtual
 from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.terminal import announce
+from multigpu.virtual import after_torch
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The course on training with many GPUs."
@@ -272,6 +273,7 @@ app.command("grade")(exercises.grade)
 
 def main() -> None:
     """Run the command line; a UserError is printed as one sentence, with exit code 2."""
+    after_torch.call(lambda: None)  # imports torch in less time
     try:
         app()
     except UserError as error:

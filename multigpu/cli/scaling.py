@@ -1,16 +1,12 @@
 """`multigpu scaling`: predict a data-parallel step on many GPUs, or draw measured ones."""
 
-import gc
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from multigpu.cli import stand_ins
 from multigpu.errors import UserError
 
 
@@ -93,47 +89,31 @@ def scaling(
             f"--json is {json_file}, which cannot be written: give a file in a folder that "
             f"exists and that you may write to."
         )
-    with _imports_that_stay(), stand_ins.installed():
-        from multigpu.files import write_json
-        from multigpu.scaling import Loader, Measured, predict, report
-        from multigpu.scaling.stragglers import SPREAD
+    from multigpu.files import write_json
+    from multigpu.scaling import Loader, Measured, predict, report
+    from multigpu.scaling.stragglers import SPREAD
 
-        measured = None
-        if step_ms is not None:
-            samples = per_gpu if step_samples is None else step_samples
-            measured = Measured(step_ms / 1e3, samples)
-        prediction = predict(
-            model,
-            gpu,
-            link,
-            between_nodes,
-            gpus=_numbers(gpus),
-            gpus_per_node=gpus_per_node,
-            global_batch=global_batch,
-            per_gpu=per_gpu,
-            precision=precision,
-            spread=SPREAD if spread is None else spread,
-            loader=None if workers is None else Loader(workers, worker_rate),
-            measured=measured,
-        )
+    measured = None
+    if step_ms is not None:
+        samples = per_gpu if step_samples is None else step_samples
+        measured = Measured(step_ms / 1e3, samples)
+    prediction = predict(
+        model,
+        gpu,
+        link,
+        between_nodes,
+        gpus=_numbers(gpus),
+        gpus_per_node=gpus_per_node,
+        global_batch=global_batch,
+        per_gpu=per_gpu,
+        precision=precision,
+        spread=SPREAD if spread is None else spread,
+        loader=None if workers is None else Loader(workers, worker_rate),
+        measured=measured,
+    )
     print(report.text(prediction))
     if json_file:
         print(f"numbers: {write_json(json_file, report.as_json(prediction))}")
-
-
-@contextmanager
-def _imports_that_stay() -> Iterator[None]:
-    """Import without garbage collection.
-
-    The objects that torch's imports make stay until the process ends. Looking for garbage
-    among them takes 0.5 s here, and as much again when Python ends.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _numbers(text: str) -> list[int]:

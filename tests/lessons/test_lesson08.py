@@ -156,6 +156,7 @@ def test_the_pages_command_gives_the_weights_of_one_machine(tmp_path, one_machin
     assert not (tmp_path / "1.npz").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_three_workers_give_the_weights_of_one_machine(tmp_path, one_machine):
     path = tmp_path / "weights.npz"
@@ -198,6 +199,7 @@ def catches(process: int, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_plain_worker_waits_for_the_other_without_a_message(tmp_path):
     """Really started. Neither SIGTERM nor Ctrl-C ends it: the script's deadline does."""
@@ -371,6 +373,7 @@ def test_a_worker_that_never_joins(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_between_the_rendezvous_and_the_strategy(tmp_path):
     """TensorFlow would wait an hour for it, deaf to SIGTERM and to Ctrl-C."""
     fault = """

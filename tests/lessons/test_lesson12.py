@@ -324,6 +324,7 @@ def test_a_signal_during_a_print_is_reported(experiments, monkeypatch, looks):
     assert file.text == b"rank: ready\nrank: SIGUSR1\nrank: its torchrun has died\n"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_torchrun_does_with_signals(experiments, monkeypatch, capsys):
     """torch 2.13: SIGUSR1 ends it, unless --signals-to-handle names it."""

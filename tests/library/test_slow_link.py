@@ -40,6 +40,7 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.long
 @needs_a_link
 def test_sending_takes_the_time_that_the_link_allows(tmp_path):
     out = tmp_path / "results.json"

@@ -78,7 +78,7 @@ def test_the_first_losses_are_those_of_torch():
     assert all(torch.equal(a, b) for a, b in zip(before, train.tensors, strict=True))
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_the_strategy_makes_an_empty_shard_where_check_shards_refuses(replicas):
     strategy = tf.distribute.MirroredStrategy(PLACES[:replicas])
     for images in range(1, 13):
@@ -224,6 +224,7 @@ def test_the_classroom_hides_real_gpus(two_gpus, monkeypatch):
     assert tf_common.gpus() == [] and two_gpus[1]["visible"] == []
 
 
+@pytest.mark.long
 def test_exact_means_no_tf32_and_the_same_way_each_time():
     code = """
 from tensorflow.python.framework.config import is_op_determinism_enabled as same
@@ -235,6 +236,7 @@ devices(2, exact=True), print(fast(), same())
     assert run("python", "-c", code).stdout.split() == ["True", "False", "False", "True"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("onednn", [0, 1])
 def test_a_convolution_of_onednn_does_not_accept_an_empty_shard(onednn):
     """Why an empty shard is refused: this course's convolutions on a CPU would accept it."""
@@ -300,6 +302,7 @@ def test_scripts_without_tensorflow_say_what_to_install(without_tensorflow, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_other_lessons_run_without_it(without_tensorflow, npz, tmp_path):
     script = ROOT / "scripts" / "PTL_multiGPU.py"
     flags = ("--data", npz(), "--epochs", 1, "--out", tmp_path / "out")
@@ -316,6 +319,7 @@ def test_a_start_prints_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.long
 def test_a_variable_brings_the_messages_back():
     wanted = clean_environment(TF_CPP_MIN_LOG_LEVEL=0)
     done = run("python", "-c", "from multigpu.tf_common import tf\ntf.ones(1) + 1", **wanted)

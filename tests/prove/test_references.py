@@ -80,6 +80,7 @@ def test_one_step_of_a_gan_on_the_function_data_parallel(
     assert proof.verdict == "fails" and proof.cause.kind == "batch_norm", str(proof)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_given_reference_with_a_smaller_batch(
     in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

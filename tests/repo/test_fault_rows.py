@@ -74,6 +74,7 @@ for module in list(sys.modules.values()):
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_hash_covers_all_that_a_faults_processes_import(tmp_path):
     """A real start: a fork of the warm process has imported more."""

@@ -126,6 +126,7 @@ def test_the_cpu_build_comes_from_its_index(by, index, tmp_path):
     assert "torch==2.13.0+cpu" in installed(venv)
 
 
+@pytest.mark.long
 def test_make_says_how_much_it_will_bring(tmp_path):
     """Before pip runs, which here fails at once: nothing answers at its index."""
     environment = {k: v for k, v in clean_environment().items() if k != "PIP_EXTRA_INDEX_URL"}
@@ -142,6 +143,7 @@ def test_make_says_how_much_it_will_bring(tmp_path):
     assert not (tmp_path / "venv" / "installed").exists(), "a failed install is repeated"
 
 
+@pytest.mark.long
 def test_an_environment_elsewhere_from_a_folder_of_wheels(index, tmp_path):
     """Without a network, and with an absolute VENV, as on a cluster's scratch disk."""
     venv = tmp_path / "scratch" / "venv"

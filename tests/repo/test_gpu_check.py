@@ -34,6 +34,7 @@ def benchmarks(monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_rehearsal_runs_every_section_and_is_no_gpus_report(tmp_path):
     reports = sorted(REPORTS.glob("*"))

@@ -94,10 +94,13 @@ def test_a_real_start(tmp_path):
     (own / "sitecustomize.py").write_text("print('own sitecustomize', __name__)")
     (tmp_path / "multigpu.py").write_text("raise AssertionError('the wrong multigpu')")
     program = """
-import importlib.util, os, sys
+import gc, importlib.util, os, sys
 print("before", "torch" in sys.modules, importlib.util.find_spec("torch") is not None)
 os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+phases = []
+gc.callbacks.append(lambda phase, info: phases.append(phase))
 import torch
+print("garbage", len(phases), gc.isenabled())
 print(torch.cuda.device_count(), torch.ones(2).cuda() + 1)
 import multigpu.virtual.control
 """
@@ -107,7 +110,7 @@ import multigpu.virtual.control
     assert done.returncode == 0, done.stdout
     # In the command's process, and in the program's.
     assert done.stdout.count("own sitecustomize sitecustomize\n") == 2
-    assert "before False True\n1 tensor([2., 2.], device='cuda:0')\n" in done.stdout
+    assert "before False True\ngarbage 0 True\n1 tensor([2., 2.], device='cuda" in done.stdout
     assert "cuda:0 (GPU 1)" in done.stdout
 
 

@@ -183,6 +183,7 @@ def test_a_world_of_one_node_needs_no_network_between_nodes(tmp_path):
     assert said.stdout == plain.stdout
 
 
+@pytest.mark.long
 def test_ranks_of_one_torchrun_share_a_node(tmp_path):
     """--gpus-per-node divides the GPUs of a machine; the second rank is not on another one."""
     script = write(tmp_path, DDP)
