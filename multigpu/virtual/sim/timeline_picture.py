@@ -307,7 +307,9 @@ def _label(axes: "Axes", timeline: "Timeline", unit: str) -> None:
     """Name the lanes and the time axis, and write the machine's label below the right end."""
     count = len(timeline.lanes)
     middle = COMPUTATION[0] + COMPUTATION[1] / 2
-    axes.set_yticks([lane + middle for lane in range(count)], timeline.lanes)
+    # Readers know a virtual GPU by the name that programs use.
+    names = [lane.replace("vgpu", "cuda") for lane in timeline.lanes]
+    axes.set_yticks([lane + middle for lane in range(count)], names)
     axes.set_ylim(count, 0)
     # At the left, because the machine's label is at the right.
     axes.set_xlabel(f"simulated time ({unit})", loc="left")
