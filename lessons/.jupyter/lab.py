@@ -23,9 +23,8 @@ c.LabApp.default_url = PAGE
 # overrides.json is in that folder: pages open rendered, and nothing is fetched from outside.
 c.LabApp.app_settings_dir = str(HERE)
 
-# jupytext's extension writes scripts/STEM.py each time notebooks/STEM.ipynb is saved, because
-# pyproject.toml pairs them. A learner's experiments must not change the scripts that the
-# cluster runs. Authors edit the script and call `multigpu notebooks run STEM`.
+# jupytext's extension opens Markdown files as notebooks; the lessons' sources are no notebooks
+# of a learner.
 # jupyter_lsp looks for language servers of other languages, with programs that write logs in
 # the home.
 c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False, "jupyter_lsp": False}
