@@ -13,6 +13,7 @@ PACKAGES ?= --editable '.[lab,slurm,tensorflow,test]'
 
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(abspath $(VENV))/installed
+SITE := $(abspath $(VENV))/site-installed
 # `torchrun` and `multigpu` are found by name, as in a shell in which the environment is active.
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,7 +28,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-long test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove lint my-copy lab bench gpu-check slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-long test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove test-site site lint my-copy lab bench gpu-check slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -47,6 +48,8 @@ help:
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make my-copy     write your own notebooks to my-copy/, without outputs; keep those you have"
 	@echo "make lab         the same, then open them in JupyterLab"
+	@echo "make site        build the site: pages and notebooks with search, in build/site"
+	@echo "make test-site   open it in a browser, page by page"
 	@echo "make bench       measure the figures of the README"
 	@echo "make gpu-check   on a machine with an NVIDIA GPU: check the PyTorch lessons and the virtual GPUs"
 	@echo "make slurm-up    start the classroom cluster, a real Slurm on this machine"
@@ -138,6 +141,17 @@ test-prove: $(INSTALLED)
 	@echo "proving about 130 programs with and without a fault, and 50 right ones: 15 minutes on 2 cores"
 	ALL_PROOFS=1 pytest tests/prove --numprocesses=2
 
+# The same files that GitHub and JupyterLab show, with search and dark mode; nothing comes from outside.
+site: $(SITE)
+	@rm -rf build/site
+	@sphinx-build -q -W --keep-going -c docs . build/site
+	@echo "build/site/index.html opens the site, without a server"
+
+test-site: site
+	@echo "opening each page of the site in Chromium: about 2 minutes"
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	pytest -q tests/site/browser.py
+
 bench: $(INSTALLED)
 	@echo "measuring the README's figures: do not use the machine meanwhile"
 	python benchmarks/lesson05.py
@@ -174,6 +188,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --constraint constraints.txt $(PACKAGES)
 	@touch $@
 	@test "$(VENV)" = .venv || echo "job files use this environment after: export COURSE_ENV=$(abspath $(VENV))"
+
+$(SITE): $(INSTALLED)
+	@echo "installing Sphinx into $(VENV)"
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[site]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) results .jupyter

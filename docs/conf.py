@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,7 @@ PAGES = {
     for lesson in LESSONS
 }
 SHOWN = {"README", "lessons/README", *(f"lessons/{lesson.slug}/README" for lesson in LESSONS)}
-SHOWN |= {*TOOLS, *PROJECT, *sum([*NOTEBOOKS.values(), *PAGES.values()], [])}
+SHOWN |= {*TOOLS, *PROJECT, *chain(*NOTEBOOKS.values(), *PAGES.values())}
 WORDS = set(re.findall(r'<a id="([\w-]+)">', (ROOT / "lessons/README.md").read_text()))
 LINK = re.compile(r"\[((?:\\.|[^][\\])*)\]\(([^()\s#:]*\.(?:md|ipynb))(#[^\s()]*)?\)")
 include_patterns = [f"{page}{kind}" for page in SHOWN for kind in (".md", ".ipynb")]
@@ -50,9 +51,12 @@ include_patterns = [f"{page}{kind}" for page in SHOWN for kind in (".md", ".ipyn
 nb_execution_mode = "off"  # the outputs are the stored ones
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # CHANGELOG and claims begin a section with a smaller title
+suppress_warnings = [
+    "myst.header"
+]  # CHANGELOG and claims begin a section with a smaller title
 
 html_theme = "sphinx_book_theme"
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["numbers.js", "pictures.js"]

@@ -1,4 +1,4 @@
-"""The numbers of the site's four pictures, computed by the library (docs/static/pictures.js)."""
+"""The numbers of the pictures of docs/static/pictures.js, computed by the library."""
 
 from multigpu.memory import MODELS
 from multigpu.scaling.cluster import network
@@ -16,7 +16,11 @@ SIZES = [4**power for power in range(5, 18)]  # 1 KiB to 16 GiB
 
 
 def numbers() -> dict:
-    """For zero: weights of models, memory of GPUs. For allreduce: seconds[cluster][ranks][size]."""
+    """What the pictures show.
+
+    models, gpus           weights of a model and bytes of a GPU, by name
+    ranks, sizes, seconds  of all-reduces; seconds[cluster] has a row for each number of ranks
+    """
     seconds = {}
     for name, (link, between, per_node) in CLUSTERS.items():
         groups = [network(link, between, per_node).group(ranks) for ranks in RANKS]
