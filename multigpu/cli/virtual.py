@@ -1,6 +1,7 @@
 """`multigpu virtual`: a CUDA program, unchanged, on virtual GPUs."""
 
 import os
+import shlex
 import sys
 import tempfile
 from dataclasses import replace
@@ -16,6 +17,7 @@ from multigpu.virtual import report as _report
 from multigpu.virtual.options import Options
 from multigpu.virtual.prediction import Prediction
 from multigpu.virtual.record import read_records
+from multigpu.virtual.report import Files
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -95,6 +97,12 @@ def virtual(
     trace: Annotated[
         Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Write the report as one HTML file: a timeline to zoom."
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report's numbers into this file.")
     ] = None,
@@ -144,9 +152,12 @@ def virtual(
         steps=steps,
         samples_per_step=samples_per_step,
         tokens_per_step=tokens_per_step,
+        history=page is not None,
     )
     _options.check(options)
-    check_files({"--picture": picture, "--trace": trace, "--json": json_file})
+    check_files(
+        {"--picture": picture, "--trace": trace, "--report": page, "--json": json_file}
+    )
     with tempfile.TemporaryDirectory(
         prefix="multigpu-virtual-", ignore_cleanup_errors=True
     ) as folder:
@@ -156,7 +167,8 @@ def virtual(
             report.at_peaks = _predict_at_peaks(command, options, Path(folder) / "peaks")
     print(f"\n{report.text(code, traffic)}", file=sys.stderr)
     try:
-        for line in _report.write(report, code, picture, trace, json_file):
+        files = Files(picture, trace, page, json_file)
+        for line in _report.write(report, code, files, shlex.join(command)):
             print(line, file=sys.stderr)
     except UserError as error:
         # The exit code is the program's.

@@ -1,7 +1,7 @@
 """Make notebooks from their sources, and report notebooks that no longer match them.
 
-Authors edit lessons/NN-slug/STEM.md and scripts/STEM.py; notebooks/STEM.ipynb is their text with
-stored outputs.
+Authors edit lessons/NN-slug/STEM.md and scripts/STEM.py; notebooks/STEM.ipynb is their text,
+with stored outputs.
 
 source    read a notebook's source, with the programs of its script
 pairing   compare a notebook with its source; take over prose

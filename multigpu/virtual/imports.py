@@ -86,7 +86,10 @@ def _start() -> None:
     if (started := machine.running()) is not None:
         shared_memory.share(started.meters, visible)
     recorder.start(visible)
-    kinds.watch()
+    kinds.watch(history=options.history)
+    if started is not None and options.history:
+        for meter in started.meters:
+            meter.contents.history = []
     if options.measures_steps():
         from multigpu.virtual import steps
 

@@ -22,10 +22,14 @@ from multigpu.virtual.sim.contents import GRADIENTS, MARKED, PARAMETERS, STATE
 
 # For each device, the allocation that had made the peak when the blocks were marked last.
 _marked_at: list[int] = []
+# Whether each step marks the blocks.
+_at_each_step = False
 
 
-def watch() -> None:
-    """Mark blocks from now on."""
+def watch(history: bool = False) -> None:
+    """Mark blocks from now on; with `history` at each step, for the memory over time."""
+    global _at_each_step
+    _at_each_step = history
     register_optimizer_step_pre_hook(_step)
     register_optimizer_step_post_hook(_step)
     memory.on_out_of_memory = mark_living
@@ -44,13 +48,13 @@ def mark_living() -> None:
 
 def mark_at_the_end() -> None:
     """Mark what still exists if there was a new peak since the last marks."""
-    if _has_new_peak():
+    if _has_new_peak() or _at_each_step:
         mark_living()
 
 
 def _step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """The hook that torch calls before and after the step of any optimizer."""
-    if _has_new_peak():
+    if _has_new_peak() or _at_each_step:
         _mark_of(optimizer)
 
 

@@ -51,6 +51,7 @@ class Options:
     peaks          whether kernels reach the data sheet's peaks, and not the preset's shares
     alias          whether cuda:1, cuda:2, … are further names of cuda:0, the only GPU: a
                    program with layers on several GPUs then runs on one
+    history        whether the record has each allocation, for the memory over time
     kill_rank, slow_rank   faults on purpose, "1@20" and "2:1.5" (faults.py); None: no fault
     timeout        seconds without a move after which a run that stands still is ended
     """
@@ -71,6 +72,7 @@ class Options:
     peaks: bool = False
     alias: bool = False
     timeout: float = 60.0
+    history: bool = False
     kill_rank: str | None = None
     slow_rank: str | None = None
 

@@ -1,6 +1,7 @@
 """What a process of a run leaves for the report: two files, whose size has a limit.
 
 NAME.json    a Summary, written anew each time, whole or not at all
+NAME.allocations  the LIMIT largest allocations of each GPU, for the memory over time
 NAME.events  the first LIMIT events; each write appends a pickle, which is quick to write
 
 A process that is killed leaves what it wrote last.
@@ -12,6 +13,8 @@ import pickle
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +116,21 @@ class Summary:
     standstill: dict[str, Any] | None = None
 
 
+# (from, until, bytes, kind) of an allocation, in simulated seconds.
+Lifetime = tuple[float, float, int, str]
+
+
 @dataclass
 class Record:
-    """A process's Summary, and its events with their notes."""
+    """A process's Summary, its events with their notes, and its GPUs' allocations.
+
+    `memory` is empty unless the run's report draws the memory over time.
+    """
 
     summary: Summary
     events: list[Event]
     notes: dict[Event, str]
+    memory: dict[int, list[Lifetime]] = field(default_factory=dict)
 
 
 def write_summary(path: Path, summary: Summary) -> None:
@@ -138,6 +149,12 @@ def append_events(path: Path, fields: list[Any], notes: dict[int, str]) -> None:
         pickle.dump((fields, notes), file)
 
 
+def write_memory(path: Path, memory: dict[int, list[Lifetime]]) -> None:
+    """Write NAME.allocations: the largest allocations of each GPU, by its number in the process."""
+    kept = {gpu: nlargest(LIMIT, parts, key=itemgetter(2)) for gpu, parts in memory.items()}
+    path.write_bytes(pickle.dumps(kept))
+
+
 def read_records(folder: Path) -> list[Record]:
     """The records of all processes in the folder.
 
@@ -154,7 +171,9 @@ def read_records(folder: Path) -> list[Record]:
             events.append(event)
             if note:
                 notes[event] = note
-        records.append(Record(summary, events, notes))
+        memory_path = path.with_suffix(".allocations")
+        memory = pickle.loads(memory_path.read_bytes()) if memory_path.exists() else {}
+        records.append(Record(summary, events, notes, memory))
     first: dict[str, float] = {}
     for record in records:
         start, time = record.summary.start, record.summary.started

@@ -29,6 +29,7 @@ from multigpu.virtual.record import (
     Step,
     Summary,
     append_events,
+    write_memory,
     write_summary,
 )
 from multigpu.virtual.shared_memory import machine as machine_name
@@ -105,6 +106,7 @@ class Recorder:
             if ended:
                 for device in devices:
                     _add_contents(device, machine.meters[device.shown])
+                self._write_memory(machine, devices)
             if not devices and not left_out:
                 return
             summary = Summary(
@@ -214,6 +216,16 @@ class Recorder:
             )
             devices.append(device)
         return devices
+
+    def _write_memory(self, machine: Machine, devices: list[Device]) -> None:
+        meters = {device.shown: machine.meters[device.shown] for device in devices}
+        kept = {
+            number: meter.history()
+            for number, meter in meters.items()
+            if meter.contents is not None and meter.contents.history is not None
+        }
+        if kept:
+            write_memory(self.summary_path.with_suffix(".allocations"), kept)
 
     def _learn_rank(self) -> None:
         """Ask torch.distributed, else the launcher's variable; a rank once known is kept."""

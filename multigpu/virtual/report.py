@@ -8,6 +8,7 @@ from typing import Any
 
 from multigpu.errors import pluralize
 from multigpu.files import write_json
+from multigpu.virtual import page
 from multigpu.virtual.fit import Fit
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
@@ -213,6 +214,17 @@ class Report:
         end = self.seconds if until is None else until
         return Timeline(events, lanes, 0.0, end, self.options.label(), notes)
 
+    def page(self, path: Path, command: str, exit_code: int) -> Path:
+        """Write the report as one HTML file."""
+        devices = {self._lane(record, device): device for record, device in self._devices()}
+        memory = {
+            self._lane(record, device): record.memory.get(device.shown, [])
+            for record, device in self._devices()
+        }
+        capacities = {lane: device.capacity for lane, device in devices.items()}
+        text = self.text(exit_code)
+        return page.write(path, command, text, self.timeline(), memory, capacities)
+
     def whole_until(self) -> float | None:
         """The simulated time until which all events are known; None: all of them are."""
         cuts = [record.summary.whole_until for record in self.records]
@@ -369,14 +381,26 @@ class Report:
         return name
 
 
-def write(
-    report: Report, exit_code: int, picture: Path | None, trace: Path | None, json: Path | None
-) -> list[str]:
-    """Write the files that are not None, each whole or not at all; return a line for each."""
+@dataclass(frozen=True)
+class Files:
+    """The files that a run's report writes, each if it is not None."""
+
+    picture: Path | None = None
+    trace: Path | None = None
+    page: Path | None = None
+    json: Path | None = None
+
+
+def write(report: Report, exit_code: int, files: Files, command: str = "") -> list[str]:
+    """Write the files, each whole or not at all; return a line for each.
+
+    `command` is what the page names as the run's.
+    """
     lines = []
     until = report.whole_until()
     part = "" if until is None else f" (the first {format_seconds(until)})"
-    if picture or trace:
+    picture, trace, json = files.picture, files.trace, files.json
+    if picture or trace or files.page:
         timeline = report.timeline()
         if not timeline.lanes:
             lines.append("there is no timeline: no virtual GPU was used.")
@@ -385,6 +409,8 @@ def write(
                 lines.append(f"timeline{part}: {timeline.plot(picture)}")
             if trace:
                 lines.append(f"trace{part}: {timeline.chrome_trace(trace)}")
+            if files.page:
+                lines.append(f"report{part}: {report.page(files.page, command, exit_code)}")
     if json:
         lines.append(f"numbers: {write_json(json, report.as_json(exit_code))}")
     return lines

@@ -1,4 +1,4 @@
-"""The site in a real browser, at two sizes: `make test-site` builds it and runs this."""
+"""The site and a report of a run in a real browser: `make test-site` builds and runs this."""
 
 import functools
 import http.server
@@ -16,7 +16,10 @@ from playwright.sync_api import Page, sync_playwright
 
 from multigpu.memory import MODELS
 from multigpu.scaling.cluster import network
+from multigpu.virtual import page as report_page
+from multigpu.virtual.sim.event import Event
 from multigpu.virtual.sim.network import collective_seconds
+from multigpu.virtual.sim.timeline import Timeline
 
 SITE = Path(__file__).parent.parent.parent / "build" / "site"
 PAGES = sorted(
@@ -207,3 +210,57 @@ def test_the_numbers_are_the_librarys():
     seconds = collective_seconds("allreduce", 4**12, group)
     row = numbers["seconds"][name][numbers["ranks"].index(64)]
     assert row[numbers["sizes"].index(4**12)] == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.fixture
+def report(tmp_path):
+    """A page of `multigpu virtual --report` with 100,000 events of 8 GPUs."""
+    lanes = [f"rank {rank}, cuda:{rank}" for rank in range(8)]
+    events = [
+        Event(
+            rank,
+            "compute",
+            "backward" if i % 2 else "forward",
+            "mm",
+            i * 1e-4,
+            i * 1e-4 + 6e-5,
+        )
+        for rank in range(8)
+        for i in range(12_500)
+    ]
+    timeline = Timeline(events, lanes, 0.0, 1.25, "simulated: 8 × V100-16GB")
+    memory = {lanes[0]: [(0.1, 1.0, 2**20, "activations"), (0.0, 1.25, 2**21, "parameters")]}
+    return report_page.write(
+        tmp_path / "r.html", "train.py", "text", timeline, memory, dict.fromkeys(lanes, 2**34)
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_opens_anywhere_and_answers_mouse_and_keyboard(browser, report, scheme):
+    page, wrong = open_pages(browser, "file://", viewport=DESKTOP, color_scheme=scheme)
+    page.goto(f"file://{report}")
+    assert report.stat().st_size < 10e6
+    lanes, said = page.locator("#lanes"), page.locator("#range")
+    assert "0 ns to 1.25 s of 1.25 s; 100,000 events" in said.inner_text()
+    lanes.focus()
+    for key, words in {"+": "313 ms to 938 ms", "ArrowRight": "469 ms to 1.09 s"}.items():
+        page.keyboard.press(key)
+        page.wait_for_function(
+            f"document.querySelector('#range').textContent.includes({words!r})"
+        )
+    page.keyboard.press("0")
+    box = lanes.bounding_box()
+    for _ in range(10):
+        page.mouse.move(box["x"] + 600, box["y"] + 40)
+        page.mouse.wheel(0, -600)
+        page.wait_for_timeout(30)
+    page.mouse.move(box["x"] + 605, box["y"] + 41)
+    page.wait_for_selector("#tip:not([hidden])")
+    assert re.search(
+        r"mm \((forward|backward)\), stream 0, 60.0 µs from", page.locator("#tip").inner_text()
+    )
+    page.mouse.move(box["x"] + 600, box["y"] + 100)
+    page.wait_for_function(
+        "document.querySelector('#tip').textContent.includes('parameters 2.00 MiB')"
+    )
+    assert not wrong

@@ -78,6 +78,8 @@ class Contents:
         # The last request that did not fit, and what existed then.
         self.shortage: Shortage | None = None
         self.full: list[tuple[int, Allocation]] = []
+        # (from, until, bytes, kind) of what is freed, in simulated seconds; None: not kept.
+        self.history: list[tuple[float, float, int, str]] | None = None
 
     def new_peak(self, born: int) -> None:
         self.born = born

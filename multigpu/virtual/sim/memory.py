@@ -210,6 +210,8 @@ class Meter:
                 allocation.kind = contents.ACTIVATIONS
             is_large = nbytes >= contents.LEAST_WITH_LINE
             allocation.line = contents.program_line(sys._getframe(1)) if is_large else None
+            if self.contents.history is not None:
+                allocation.since = self._time()
         self._allocations.add(allocation)
         return allocation
 
@@ -224,6 +226,7 @@ class Meter:
             if allocation.born <= self.contents.born:
                 self.contents.forget(allocation)
             allocation.born = self.num_allocations
+            self._note_end(allocation)
         allocation.nbytes = nbytes
         if old is not None:
             self.allocator.free(old)
@@ -257,7 +260,26 @@ class Meter:
             if allocation.chunk is not None:
                 if allocation.born <= self.contents.born:
                     self.contents.forget(allocation)
+                self._note_end(allocation)
                 self.allocator.free(allocation.chunk)
+
+    def _time(self) -> float:
+        """When the device has done what was launched so far."""
+        return self.machine.clock.busy_until(self.index)
+
+    def _note_end(self, allocation: "Allocation") -> None:
+        """Note, for the memory over time, that an allocation ends or gets another size."""
+        if self.contents.history is not None:
+            now = self._time()
+            part = (allocation.since, now, allocation.nbytes, allocation.kind)
+            self.contents.history.append(part)
+            allocation.since = now
+
+    def history(self) -> list[tuple[float, float, int, str]]:
+        """(from, until, bytes, kind) of each allocation so far; what exists ends now."""
+        living, now = self.living(), self._time()
+        ended = self.contents.history or []
+        return [*ended, *((one.since, now, one.nbytes, one.kind) for one in living)]
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
@@ -396,7 +418,7 @@ class Allocation(weakref.ref):
     Python code.
     """
 
-    __slots__ = ("born", "chunk", "kind", "line", "nbytes")
+    __slots__ = ("born", "chunk", "kind", "line", "nbytes", "since")
 
 
 class Block:
