@@ -8,7 +8,6 @@ from typing import Any
 
 from multigpu.errors import pluralize
 from multigpu.files import write_json
-from multigpu.virtual import page
 from multigpu.virtual.fit import Fit
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
@@ -216,6 +215,8 @@ class Report:
 
     def page(self, path: Path, command: str, exit_code: int) -> Path:
         """Write the report as one HTML file."""
+        from multigpu.virtual import page
+
         devices = {self._lane(record, device): device for record, device in self._devices()}
         memory = {
             self._lane(record, device): record.memory.get(device.shown, [])
