@@ -1,4 +1,4 @@
-"""The report as one HTML file: lanes to zoom, memory over time, the text; it opens anywhere."""
+"""The report as one HTML file that opens anywhere: lanes to zoom, memory over time, text."""
 
 import json
 from collections import defaultdict

@@ -5,6 +5,7 @@ tests/site/browser.py opens one in a browser.
 
 import json
 import re
+from itertools import pairwise
 
 from virtual_runs import virtual, write
 
@@ -47,8 +48,7 @@ def test_it_has_the_events_of_the_trace_and_the_peak_of_the_meter(tmp_path):
     assert most["optimizer state"] >= 2 * weights and most["activations"] > 4 * 256 * 512
     # Gradients come and go in each step.
     gradients = memory["bytes"][run["kinds"].index("gradients")]
-    ends = [a > b == 0 for a, b in zip(gradients, gradients[1:], strict=False)]
-    assert sum(ends) == 3
+    assert sum(a > b == 0 for a, b in pairwise(gradients)) == 3
     text = (tmp_path / "r.html").read_text()
     assert "$ program.py</pre>" in text and "not as on a GPU:" in text
 

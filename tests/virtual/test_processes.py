@@ -97,10 +97,14 @@ def test_a_real_start(tmp_path):
 import gc, importlib.util, os, sys
 print("before", "torch" in sys.modules, importlib.util.find_spec("torch") is not None)
 os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-phases = []
+phases, file = [], open("left open", "w")
+def use():
+    return file
 gc.callbacks.append(lambda phase, info: phases.append(phase))
 import torch
-print("garbage", len(phases), gc.isenabled())
+gc.callbacks.clear()
+print("garbage", phases.count("start") < 5, gc.isenabled())
+file.write("written at Python's end")
 print(torch.cuda.device_count(), torch.ones(2).cuda() + 1)
 import multigpu.virtual.control
 """
@@ -110,7 +114,10 @@ import multigpu.virtual.control
     assert done.returncode == 0, done.stdout
     # In the command's process, and in the program's.
     assert done.stdout.count("own sitecustomize sitecustomize\n") == 2
-    assert "before False True\ngarbage 0 True\n1 tensor([2., 2.], device='cuda" in done.stdout
+    assert (tmp_path / "left open").read_text() == "written at Python's end"
+    assert (
+        "before False True\ngarbage True True\n1 tensor([2., 2.], device='cuda" in done.stdout
+    )
     assert "cuda:0 (GPU 1)" in done.stdout
 
 

@@ -11,7 +11,7 @@ from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options, from_environment
 from multigpu.virtual.record import Device, Summary, append_events, read_records, write_summary
 from multigpu.virtual.recorder import Recorder
-from multigpu.virtual.report import Report, write
+from multigpu.virtual.report import Files, Report, write
 from multigpu.virtual.sim import machine
 from multigpu.virtual.sim.event import HOST, Event
 from multigpu.virtual.sim.spans import merge_spans
@@ -124,7 +124,7 @@ def test_a_long_run_needs_no_more_space(tmp_path, monkeypatch, a_recorder):
     assert 0 < record.summary.whole_until < record.summary.seconds / 4
     report = Report(tmp_path, Options())
     assert report.timeline().end == record.summary.whole_until
-    lines = write(report, 0, None, tmp_path / "trace.json", None)
+    lines = write(report, 0, Files(trace=tmp_path / "trace.json"))
     assert "the first" in lines[0]
     # All the work is in the table.
     compute = record.summary.devices[0].compute

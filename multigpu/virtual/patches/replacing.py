@@ -6,6 +6,7 @@ order and undone in the reverse order. If a row fails, the rows before it are un
 error is raised: torch is never left half-changed.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -150,6 +151,8 @@ class Table:
                 if row.when():
                     applied.enter_context(row.applied())
             self._in_place = applied.pop_all()
+        # Python's end must not undo the rows: torch's modules can be half gone then.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._in_place))
 
     def undo(self) -> None:
         """Undo the rows in the reverse order. Does nothing if none is in place."""
