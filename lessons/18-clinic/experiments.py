@@ -126,7 +126,9 @@ def _on_the_cpu(patient: str) -> tuple[float, float]:
 def timelines(patient: str, images: int = 64) -> tuple[multigpu.Timeline, multigpu.Timeline]:
     """A patient's steps, of 32 images each, on two virtual V100s: ill, and cured."""
     of_ranks = launch.call(_on_virtual_gpus, 2, patient, images)
-    ill, cured = (multigpu.Timeline.of_ranks(list(runs)) for runs in zip(*of_ranks, strict=True))
+    ill, cured = (
+        multigpu.Timeline.of_ranks(list(runs)) for runs in zip(*of_ranks, strict=True)
+    )
     return ill, cured
 
 

@@ -11,5 +11,7 @@ from multigpu import plots
 
 if __name__ == "__main__":
     ill, cured = timelines("slow")
-    figure = draw({"Only rank 0 evaluates: rank 1 waits": ill, "Each rank evaluates half": cured})
+    figure = draw(
+        {"Only rank 0 evaluates: rank 1 waits": ill, "Each rank evaluates half": cured}
+    )
     print(plots.save(figure, Path(__file__).with_name("slow.png")).name)
