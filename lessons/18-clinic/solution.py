@@ -2,12 +2,12 @@
 # # Exercises: the clinic
 # 50 minutes, 20 points, after the notebook PT_Clinic. You need no GPU. Four other patients are
 # in `lessons/18-clinic/others`. The first line of each says how to start it. Run them in a
-# terminal, with the tools of the lesson: the checks of questions 1 to 4 do not run them, they
+# terminal, with the tools of the lesson: the checks of question 1 do not run them, they
 # compare what you write. Write each answer in its own cell, below the line `# answer: …`,
 # which must stay, with the imports and helpers that it needs; then run the checks below it.
 # Hidden checks try other values when your notebook is graded.
 #
-# In questions 1 to 4 write a rank, the number of a line of the file, and a cause, one of
+# In question 1 write a rank, the number of a line of the file, and a cause, one of
 #
 # - `"condition"`: some ranks do not call a collective, because of a condition on the rank
 # - `"order"`: the ranks call the same collectives in other orders
@@ -40,24 +40,34 @@ def is_right(patient, *found):
 
 
 # %% [markdown]
-# ## 1. It hangs on GPUs, and breaks off on the CPU (3 points)
-# `stopping.py`. Name the rank that leaves the loop first, and the line in which it decides
-# to, and the cause.
+# ## 1. Four patients (12 points)
+# Name of each patient a rank, the line and the cause:
+#
+# - `stopping.py` hangs on GPUs, and breaks off on the CPU: the rank that leaves the loop
+#   first, and the line in which it does.
+# - `stages.py` waits, and has printed all micro-batches but one: the rank that waits for ever,
+#   and the line in which it waits.
+# - `shuffle.py` reads some images twice in an epoch, and others not: the rank whose images are
+#   not those of a run on one GPU, and the line that must change.
+# - `lengths.py` is slow: the rank for which the other one waits, and the line that gives it
+#   more to do.
 
 # %%
-# answer: stopping
-stopping_rank = None
-stopping_line = None
-stopping_cause = None
+# answer: guess_patients
+guess_stopping_rank, guess_stopping_line, guess_stopping_cause = None, None, None
+guess_stages_rank, guess_stages_line, guess_stages_cause = None, None, None
+guess_shuffle_rank, guess_shuffle_line, guess_shuffle_cause = None, None, None
+guess_lengths_rank, guess_lengths_line, guess_lengths_cause = None, None, None
 ### BEGIN SOLUTION
-stopping_rank = 1
-stopping_line = 34
-stopping_cause = "stop"
+guess_stopping_rank, guess_stopping_line, guess_stopping_cause = 1, 34, "stop"
+guess_stages_rank, guess_stages_line, guess_stages_cause = 1, 31, "messages"
+guess_shuffle_rank, guess_shuffle_line, guess_shuffle_cause = 1, 25, "seed"
+guess_lengths_rank, guess_lengths_line, guess_lengths_cause = 1, 25, "share"
 ### END SOLUTION
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("stopping", "rank and line", points=2) as student:
-    found = student.value("stopping_rank"), student.value("stopping_line")
+with exercise.check("guess_patients", "stopping: rank and line", points=2) as student:
+    found = student.value("guess_stopping_rank"), student.value("guess_stopping_line")
     student.expect(
         is_right("stopping", *found),
         "the rank and the line",
@@ -65,32 +75,16 @@ with exercise.check("stopping", "rank and line", points=2) as student:
     )
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("stopping", "cause", points=1) as student:
+with exercise.check("guess_patients", "stopping: cause", points=1) as student:
     student.expect(
-        is_right("stopping", student.value("stopping_cause")),
+        is_right("stopping", student.value("guess_stopping_cause")),
         "the cause",
         "from whose numbers does the line compute its decision?",
     )
 
-# %% [markdown]
-# ## 2. It waits, and prints all micro-batches but one (3 points)
-# `stages.py`. Name the rank that waits for ever, and the line in which it does, and the
-# cause.
-
-# %%
-# answer: stages
-stages_rank = None
-stages_line = None
-stages_cause = None
-### BEGIN SOLUTION
-stages_rank = 1
-stages_line = 31
-stages_cause = "messages"
-### END SOLUTION
-
 # %% jupyter={"source_hidden": true}
-with exercise.check("stages", "rank and line", points=2) as student:
-    found = student.value("stages_rank"), student.value("stages_line")
+with exercise.check("guess_patients", "stages: rank and line", points=2) as student:
+    found = student.value("guess_stages_rank"), student.value("guess_stages_line")
     student.expect(
         is_right("stages", *found),
         "the rank and the line",
@@ -98,32 +92,16 @@ with exercise.check("stages", "rank and line", points=2) as student:
     )
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("stages", "cause", points=1) as student:
+with exercise.check("guess_patients", "stages: cause", points=1) as student:
     student.expect(
-        is_right("stages", student.value("stages_cause")),
+        is_right("stages", student.value("guess_stages_cause")),
         "the cause",
         "how often does each rank go through its loop?",
     )
 
-# %% [markdown]
-# ## 3. It learns a little worse than one GPU (3 points)
-# `shuffle.py`. Name the rank whose images are not those of a run on one GPU, and the line
-# that must change, and the cause.
-
-# %%
-# answer: shuffle
-shuffle_rank = None
-shuffle_line = None
-shuffle_cause = None
-### BEGIN SOLUTION
-shuffle_rank = 1
-shuffle_line = 25
-shuffle_cause = "seed"
-### END SOLUTION
-
 # %% jupyter={"source_hidden": true}
-with exercise.check("shuffle", "rank and line", points=2) as student:
-    found = student.value("shuffle_rank"), student.value("shuffle_line")
+with exercise.check("guess_patients", "shuffle: rank and line", points=2) as student:
+    found = student.value("guess_shuffle_rank"), student.value("guess_shuffle_line")
     student.expect(
         is_right("shuffle", *found),
         "the rank and the line",
@@ -131,32 +109,16 @@ with exercise.check("shuffle", "rank and line", points=2) as student:
     )
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("shuffle", "cause", points=1) as student:
+with exercise.check("guess_patients", "shuffle: cause", points=1) as student:
     student.expect(
-        is_right("shuffle", student.value("shuffle_cause")),
+        is_right("shuffle", student.value("guess_shuffle_cause")),
         "the cause",
         "print the first five rows of each rank's order",
     )
 
-# %% [markdown]
-# ## 4. It is slow (3 points)
-# `lengths.py`. Name the rank for which the other one waits, and the line that gives it more
-# to do, and the cause.
-
-# %%
-# answer: lengths
-lengths_rank = None
-lengths_line = None
-lengths_cause = None
-### BEGIN SOLUTION
-lengths_rank = 1
-lengths_line = 25
-lengths_cause = "share"
-### END SOLUTION
-
 # %% jupyter={"source_hidden": true}
-with exercise.check("lengths", "rank and line", points=2) as student:
-    found = student.value("lengths_rank"), student.value("lengths_line")
+with exercise.check("guess_patients", "lengths: rank and line", points=2) as student:
+    found = student.value("guess_lengths_rank"), student.value("guess_lengths_line")
     student.expect(
         is_right("lengths", *found),
         "the rank and the line",
@@ -164,15 +126,15 @@ with exercise.check("lengths", "rank and line", points=2) as student:
     )
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("lengths", "cause", points=1) as student:
+with exercise.check("guess_patients", "lengths: cause", points=1) as student:
     student.expect(
-        is_right("lengths", student.value("lengths_cause")),
+        is_right("lengths", student.value("guess_lengths_cause")),
         "the cause",
         "how long is the longest sequence of each rank?",
     )
 
 # %% [markdown]
-# ## 5. Stop together (4 points)
+# ## 2. Stop together (4 points)
 # Mend `stopping.py`: write `stops(loss, before)`, which each rank calls after a step with its
 # own loss. It returns whether training stops, and the mean loss of all ranks. All ranks stop
 # after the same step: the first one in which the mean is larger than `before`, the mean of the
@@ -225,7 +187,7 @@ with exercise.check("stops", "other ranks", points=2, hidden=True) as student:
     student.close_to([mean for _, mean in run.values], [7.0] * ranks, "the last mean")
 
 # %% [markdown]
-# ## 6. A tool of your own (4 points)
+# ## 3. A tool of your own (4 points)
 # Write `ill_ranks(loss)`, which each rank calls with its own loss, a tensor with one element,
 # before the gradients are averaged. It returns the numbers of all ranks whose loss is not
 # finite, in order, on each rank.

@@ -2,30 +2,39 @@
 
 from known import Known
 
-# patient → rank, line, cause; and a wrong one of each kind
+# patient → rank, line, cause
 RIGHT = {
     "stopping": (1, 34, "stop"),
     "stages": (1, 31, "messages"),
     "shuffle": (1, 25, "seed"),
     "lengths": (1, 25, "share"),
 }
-WHERE, CAUSE = "rank and line", "cause"
 
 
-def diagnosis(patient: str, rank: object, line: object, cause: object) -> str:
-    """The answer's cell."""
-    return (
-        f"# answer: {patient}\n{patient}_rank = {rank!r}\n{patient}_line = {line!r}\n"
-        f"{patient}_cause = {cause!r}\n"
-    )
+def diagnoses(patient: str = "", rank: int = 0, line: int = 0, cause: str = "") -> str:
+    """The answer's cell: right, but for what is given of one patient."""
+    lines = ["# answer: guess_patients"]
+    for name, found in RIGHT.items():
+        given = (rank, line, cause) if name == patient else found
+        for what, value in zip(("rank", "line", "cause"), given, strict=True):
+            lines.append(f"guess_{name}_{what} = {value!r}")
+    return "\n".join(lines)
 
 
 KNOWN = []
 for name, (rank, line, cause) in RIGHT.items():
+    where = (f"{name}: rank and line",)
     KNOWN += [
-        Known("the other rank", name, diagnosis(name, 0, line, cause), (WHERE,)),
-        Known("the line before", name, diagnosis(name, rank, line - 2, cause), (WHERE,)),
-        Known("another cause", name, diagnosis(name, rank, line, "condition"), (CAUSE,)),
+        Known(f"{name}: 0", "guess_patients", diagnoses(name, 0, line, cause), where),
+        Known(
+            f"{name}: before", "guess_patients", diagnoses(name, rank, line - 2, cause), where
+        ),
+        Known(
+            f"{name}: another cause",
+            "guess_patients",
+            diagnoses(name, rank, line, "network"),
+            (f"{name}: cause",),
+        ),
     ]
 
 STOPS = """# answer: stops
@@ -52,7 +61,7 @@ def changed(answer: str, old: str, new: str) -> str:
 
 
 KNOWN += [
-    Known("the line of the condition", "stopping", diagnosis("stopping", 1, 33, "stop")),
+    Known("the condition", "guess_patients", diagnoses("stopping", 1, 33, "stop")),
     Known("all losses, gathered", "stops", STOPS),
     Known(
         "its own loss",
@@ -69,7 +78,7 @@ KNOWN += [
         (TWO, MORE),
     ),
     Known("half of the sum", "stops", changed(STOPS, "len(losses)", "2"), (MORE,)),
-    Known("all losses, gathered", "ill_ranks", ILL),
+    Known("each loss, gathered", "ill_ranks", ILL),
     Known(
         "rank 0's list alone",
         "ill_ranks",
