@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 import multigpu
 from multigpu import launch, plots
 from multigpu.course import find_root
+from multigpu.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 SCRIPT = find_root() / "scripts" / "PT_Clinic.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 NOT_ALLOWED = (
-    "py-spy may not read another process here: run it as root, or in a container that was "
+    "py-spy may not read another process here: run it as root, or in a container that was\n"
     "started with --cap-add SYS_PTRACE"
 )
 
@@ -81,6 +83,10 @@ def _when_they_wait(run: subprocess.Popen, ranks: int, seconds: float) -> Sequen
 
 def _dump(process: int) -> str:
     """What `py-spy dump` prints for a process; "" if it cannot be read yet."""
+    if shutil.which("py-spy") is None:
+        raise UserError(
+            "py-spy is not installed: `pip install py-spy`, then run this cell again."
+        )
     command = ["py-spy", "dump", "--pid", str(process)]
     plain = {name: value for name, value in os.environ.items() if name != "CLICOLOR_FORCE"}
     done = subprocess.run(command, capture_output=True, text=True, env=plain)
@@ -90,9 +96,15 @@ def _dump(process: int) -> str:
 
 
 def _main_thread(text: str) -> str:
-    """The stack of the main thread alone."""
+    """The stack of the main thread alone, without the wrappers of decorators."""
     _, found, stack = text.partition('"MainThread"\n')
-    return stack.partition("\nThread")[0].rstrip() if found else text
+    lines = stack.partition("\nThread")[0].splitlines() if found else [text]
+    return "\n".join(line for line in lines if line and "wrapper (torch" not in line)
+
+
+def quiet() -> None:
+    """Leave out what gloo itself writes to stderr: the error has the same text."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 # ---- patients in this notebook's ranks ------------------------------------------------------

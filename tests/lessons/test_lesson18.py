@@ -14,9 +14,11 @@ from commands import ROOT, run, run_script, torchrun
 from virtual_runs import virtual
 
 from multigpu import prove
+from multigpu.errors import UserError
 
 PAGE = ROOT / "lessons" / "18-clinic"
 SCRIPT = ROOT / "scripts" / "PT_Clinic.py"
+FR_TRACE = ("torch.distributed.flight_recorder.fr_trace",)
 TWO = ("torchrun", "--nproc-per-node=2")
 TEXT = SCRIPT.read_text()
 
@@ -128,8 +130,8 @@ def recorded(folder: Path) -> str:
     recorder = {"TORCH_NCCL_DUMP_ON_TIMEOUT": 1, "TORCH_FR_DUMP_TEMP_FILE": folder / "trace_"}
     flags = ("--patient", "order", "--timeout", 60)
     done = virtual(folder, "--gpus", 2, "--timeout", 1, *TWO, SCRIPT, *flags, **recorder)
-    module = ("-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "trace_", folder)
-    return done.stdout + run_script(Path(module[0]), *module[1:]).stdout
+    analysed = run_script(Path("-m"), *FR_TRACE, "--prefix", "trace_", folder)
+    return done.stdout + analysed.stdout
 
 
 @pytest.mark.slow
@@ -231,6 +233,35 @@ def test_a_rank_without_ptrace_prints_its_stack_when_it_is_ended(tmp_path):
     (tmp_path / "waits.py").write_text("import os\nos.abort()  # as `kill -ABRT` does\n")
     done = run(sys.executable, tmp_path / "waits.py", PYTHONFAULTHANDLER=1)
     assert 'waits.py", line 2 in <module>' in done.stdout
+
+
+def test_without_the_right_to_read_a_process_the_cell_says_what_to_do(
+    tmp_path, experiments, monkeypatch
+):
+    """What py-spy 0.4 writes as an ordinary user, for a process of root."""
+    stand_in = tmp_path / "py-spy"
+    stand_in.write_text("#!/bin/sh\necho 'Permission Denied: Try running again' >&2\nexit 1\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert "run it as root" in experiments._dump(1)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="pip install py-spy"):
+        experiments._dump(1)
+
+
+@pytest.mark.slow
+def test_torchfrtrace_does_not_read_what_gloo_recorded(tmp_path):
+    """As lessons/troubles.md says of torch 2.13."""
+    (tmp_path / "gloo.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "with open('trace_0', 'wb') as file:\n"
+        "    file.write(torch._C._distributed_c10d._dump_fr_trace())\n"
+    )
+    assert run_script(tmp_path / "gloo.py", cwd=tmp_path).returncode == 0
+    done = run_script(Path("-m"), *FR_TRACE, "--prefix", "trace_", tmp_path)
+    assert "KeyError: ('0', 0)" in done.stdout
 
 
 # ---- bad input ------------------------------------------------------------------------------
