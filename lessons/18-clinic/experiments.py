@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,9 @@ def stacks(patient: str, ranks: int = 2, seconds: float = 60) -> None:
     Then end the run. If py-spy is not allowed to look, print what would allow it.
     """
     flags = (f"--nproc-per-node={ranks}", SCRIPT, "--patient", patient, "--timeout", seconds)
-    command = [str(word) for word in (sys.executable, *TORCHRUN, *flags)]
+    # Not sys.executable: the ranks must be torchrun's children.
+    python = Path(sys.prefix, "bin", "python")
+    command = [str(word) for word in (python, *TORCHRUN, *flags)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **quiet) as run:
         try:

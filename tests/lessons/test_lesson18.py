@@ -92,7 +92,7 @@ def printed(tmp_path_factory):
         if patient == "order":
             return recorded(folder)
         if patient == "batches":
-            return in_detail(folder)
+            return ill("batches", TORCH_DISTRIBUTED_DEBUG="DETAIL")
         if patient == "nan":
             return ill("nan", "--anomaly")
         if patient == "network":
@@ -103,13 +103,6 @@ def printed(tmp_path_factory):
         return ill(patient)
 
     return of_patient
-
-
-def in_detail(folder: Path) -> str:
-    """Really started: torch reads the variable when it is imported."""
-    start = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", SCRIPT)
-    flags = ("--patient", "batches", "--out", folder / "out")
-    return run("torchrun", *start, *flags, TORCH_DISTRIBUTED_DEBUG="DETAIL").stdout
 
 
 def stacks(patient: str) -> str:
