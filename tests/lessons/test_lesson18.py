@@ -161,6 +161,12 @@ def test_the_flight_recorder_has_the_other_order(printed):
 
 
 @pytest.mark.slow
+def test_other_orders_do_not_hang_with_gloo(tmp_path):
+    done = torchrun(2, SCRIPT, "--patient", "order", "--out", tmp_path)
+    assert done.returncode == 1 and "exitcode  : -6" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
 def test_detail_is_right_about_a_rank_itself_alone(printed):
     text = printed("batches")
     own = r"\[rank1\].*Rank 1 is running collective: CollectiveFingerPrint\(\S*OpType=BARRIER"
