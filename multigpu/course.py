@@ -138,6 +138,12 @@ LESSONS = (
         45,
         (Notebook("PT_GPT_Memory", "Where the memory goes"),),
     ),
+    Lesson(
+        "18-clinic",
+        "Hanging, slow, wrong: the clinic",
+        50,
+        (Notebook("PT_Clinic", "The clinic"),),
+    ),
 )
 
 

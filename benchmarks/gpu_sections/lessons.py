@@ -29,13 +29,17 @@ REHEARSED = (("PT_CNN_MultiGPU", "under torchrun"), ("PTL_Precision", "32"))
 
 @dataclass(frozen=True)
 class Run:
-    """A script with its flags. `proves` is False if the script cannot prove such a run."""
+    """A script with its flags.
+
+    `proves` is False if the script cannot prove such a run, `epochs` if it has no --epochs.
+    """
 
     stem: str
     flags: tuple[object, ...] = ()
     what: str = ""
     gpus: int = 1
     proves: bool = True
+    epochs: bool = True
 
 
 def runs(gpus: int) -> Iterator[Run]:
@@ -62,6 +66,8 @@ def runs(gpus: int) -> Iterator[Run]:
         flags = ("--devices", 1, "--precision", precision)
         yield Run("PTL_Precision", flags, precision, proves=False)
     yield Run("PT_GPT_Memory", proves=False)
+    cured = ("--patient", "wrong", "--cured")
+    yield Run("PT_Clinic", cured, "under torchrun", proves=False, epochs=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -73,6 +79,7 @@ TENSORFLOW = "TF_"  # lessons 07 and 08
 # The stems that `runs` names. A lesson that is added later runs with --prove.
 NAMED = {
     "PT_GPT_Memory",
+    "PT_Clinic",
     "PT_CNN_SingleGPU",
     "PT_CNN_DataParallel",
     "PT_CNN_ModelParallel",
@@ -98,7 +105,7 @@ def command(run: Run, out: Path, quick: bool) -> list[object]:
         words += [f"--nproc-per-node={run.gpus}"]
     words += [SCRIPTS / f"{run.stem}.py", *run.flags, "--out", out]
     words += ["--prove"] if run.proves else []
-    return [*words, *(["--epochs", 1] if quick else [])]
+    return [*words, *(["--epochs", 1] if quick and run.epochs else [])]
 
 
 def execute(run: Run, quick: bool, workers: int) -> dict:

@@ -237,6 +237,8 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.environ.clear()
     os.environ.update(request["environment"])
+    if torch := sys.modules.get("torch"):
+        torch.distributed.set_debug_level_from_env()  # torch reads it when it is imported
     os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
     if "keras" in sys.modules:
         os.environ["WARM_IMPORTED"] = "tensorflow"
