@@ -5,6 +5,7 @@ source.py makes a notebook's last cell.
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from multigpu.course import LESSONS, Lesson, find_root
@@ -68,11 +69,14 @@ def _page_footer(lessons: list[Lesson], place: int) -> str:
 
 
 def _front_page_table() -> str:
-    rows = ["| Lesson | Time |", "|---|---|"]
+    """Two lessons a row: the first half of the course at the left, the second at the right."""
+    cells = []
     for lesson in LESSONS:
         page = f"[{lesson.title}](lessons/{lesson.slug}/README.md)"
-        rows.append(f"| {lesson.number} {page} | {lesson.minutes} min |")
-    return "\n".join(rows)
+        cells.append(f"{lesson.number} {page}, {lesson.minutes} min")
+    rows = -(-len(cells) // 2)
+    pairs = zip_longest(cells[:rows], cells[rows:], fillvalue="")
+    return "\n".join(["| Lessons | |", "|---|---|", *(f"| {a} | {b} |" for a, b in pairs)])
 
 
 def _syllabus_table(root: Path) -> str:
