@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -198,28 +197,18 @@ def step(
     return found
 
 
-def count_sent(shares: list[Share], numbers: list[int]) -> dict[Share, list[float]]:
+def count_sent(shares: dict[str, Share], numbers: list[int]) -> dict[str, list[float]]:
     """What a rank sends in a step, in Ψ, for each number of ranks; prints it."""
-    found: dict[Share, list[float]] = {}
-    for share in shares:
-        found[share] = [
-            step(
-                share, ranks, 4, **({"per_node": 8, "between": "NDR400"} if ranks > 8 else {})
-            ).sent
-            for ranks in numbers
-        ]
-        of_ranks = zip(found[share], numbers, strict=True)
+    found = {}
+    for name, share in shares.items():
+        found[name] = []
+        for ranks in numbers:
+            nodes = {"per_node": 8, "between": "NDR400"} if ranks > 8 else {}
+            found[name].append(step(share, ranks, 4, **nodes).sent)
+        of_ranks = zip(found[name], numbers, strict=True)
         counts = ", ".join(f"{sent:.2f} Ψ on {ranks}" for sent, ranks in of_ranks)
-        print(f"{_name(share)}: {counts} GPUs")
+        print(f"{name}: {counts} GPUs")
     return found
-
-
-def _name(share: Share) -> str:
-    if share is None:
-        return "DDP"
-    if isinstance(share, partial):
-        return f"{share.func.__name__}, {', '.join(share.keywords)}"
-    return share.__name__
 
 
 def table(stage: int, ranks: int) -> float:

@@ -90,8 +90,8 @@ def test_a_rank_keeps_what_zeros_table_says(experiments, ranks):
 
 
 def test_with_whole_gradients_it_keeps_more(experiments):
-    zero2 = changed("self.parts[weight].grad, weight.grad = self.named(mean), None", "pass")
-    assert experiments.step(zero2.Zero2, 4, layers=2).gradients > 3.9
+    zero2 = changed("weight.grad = self.named(mean), None", "_ = self.named(mean), None").Zero2
+    assert experiments.step(zero2, 4, layers=2).bytes == pytest.approx(11, abs=0.1)
 
 
 def test_zero_3_sends_half_as_many_bytes_again(experiments):
@@ -99,7 +99,7 @@ def test_zero_3_sends_half_as_many_bytes_again(experiments):
     kept = partial(fsdp, reshard_after_forward=False)
     half = partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
     shares = [None, script.Zero1, script.Zero2, script.Zero3, fsdp, kept, half]
-    sent = experiments.count_sent(shares, [2])
+    sent = experiments.count_sent({str(share): share for share in shares}, [2])
     rounds = [round(2 * found, 1) for (found,) in sent.values()]
     assert rounds == [2.0, 2.0, 2.0, 3.0, 3.0, 2.0, 2.0]
 
@@ -139,7 +139,7 @@ def proof(tmp_path: Path, data: Path, *flags: str, right: str = "", wrong: str =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["1", "3", "fsdp"])
+@pytest.mark.parametrize("way", ["3", "fsdp"])
 def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, way):
     found = proof(tmp_path, few_digits(), "--shard", way)
     assert found.verdict == "holds", str(found)
@@ -168,7 +168,7 @@ def test_two_ranks_save_the_whole_model(tmp_path, few_digits):
         for weight, whole in models["serial"].items():
             found = models[name][weight]
             assert type(found) is torch.Tensor
-            assert (found - whole).abs().mean() < 1e-5, weight
+            assert (found - whole).abs().median() < 1e-6, weight
 
 
 @pytest.mark.slow
