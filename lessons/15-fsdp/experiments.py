@@ -149,7 +149,7 @@ class Found:
 def step(
     share: Share,
     ranks: int,
-    layers: int = 8,
+    layers: int = 4,
     batch: int = 1,
     half: bool = False,
     shape: tuple[int, ...] = (),
@@ -204,7 +204,7 @@ def count_sent(shares: dict[str, Share], numbers: list[int]) -> dict[str, list[f
         found[name] = []
         for ranks in numbers:
             nodes = {"per_node": 8, "between": "NDR400"} if ranks > 8 else {}
-            found[name].append(step(share, ranks, 4, **nodes).sent)
+            found[name].append(step(share, ranks, **nodes).sent)
         of_ranks = zip(found[name], numbers, strict=True)
         counts = ", ".join(f"{sent:.2f} Ψ on {ranks}" for sent, ranks in of_ranks)
         print(f"{name}: {counts} GPUs")
