@@ -85,7 +85,8 @@ class Zero1:
 
     def step(self):
         for weight in self.parts:
-            self.reduce(weight)
+            if weight.grad is not None:
+                self.reduce(weight)
         self.optimizer.step()
         for weight in self.parts:
             self.gather(weight)
@@ -98,11 +99,6 @@ class Zero2(Zero1):
         super().__init__(model, lr, mesh)
         for weight in self.parts:
             weight.register_post_accumulate_grad_hook(self.reduce)
-
-    def step(self):
-        self.optimizer.step()
-        for weight in self.parts:
-            self.gather(weight)
 
 
 class Zero3(Zero2):
@@ -179,7 +175,7 @@ def main():
     if min(args.epochs, args.batch_size, args.layers, args.heads, group) < 1:
         parser.error("sizes are from 1 up")
     if args.hidden % args.heads or args.hidden % ranks or args.batch_size % ranks:
-        parser.error("--hidden is a multiple of --heads, and with --batch-size of the ranks")
+        parser.error("--hidden is a multiple of --heads, and it and --batch-size of the ranks")
     if ranks % group or (args.shard != "fsdp" and (args.group or half)):
         parser.error("--group divides the ranks; it and bf16-mixed are for --shard fsdp")
     try:
