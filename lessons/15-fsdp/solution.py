@@ -60,7 +60,45 @@ import torch.nn.functional as F
 from torch import nn
 
 # %% [markdown]
-# ## 1. A sharded AdamW (8 points)
+# ## 1. Predict: what a GPU keeps and sends (2 points)
+# A model of 6 billion weights trains with AdamW, all in 32 bit. On two nodes of 8 GPUs, HSDP
+# shares within the nodes. How many GB (10⁹ bytes) of weights, gradients and AdamW's state does
+# a GPU keep, when backward has ended? And on one node of 8 GPUs with FSDP, which frees weights
+# after forward: how many GB does a GPU send in a step, in rings?
+
+# %%
+# answer: guess_share
+guess_kept = None  # GB, HSDP on two nodes
+guess_sent = None  # GB, FSDP on one node
+### BEGIN SOLUTION
+guess_kept = 6 * 16 / 8
+guess_sent = 3 * 6 * 4 * 7 / 8
+### END SOLUTION
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("guess_share", "kept", points=1) as student:
+    student.guess(
+        "guess_kept",
+        6 * 16 / 8,
+        "this is what a GPU keeps",
+        "how many bytes has a weight with AdamW, and how many GPUs share a copy?",
+        within=0.1,
+        unit="GB",
+    )
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("guess_share", "sent", points=1) as student:
+    student.guess(
+        "guess_sent",
+        3 * 6 * 4 * 7 / 8,
+        "this is what a GPU sends",
+        "what travels in a step, how often, and which part does a GPU send?",
+        within=0.5,
+        unit="GB",
+    )
+
+# %% [markdown]
+# ## 2. A sharded AdamW (7 points)
 # Write `ShardedAdamW(weights, lr)`. All ranks have the same weights, and after a backward each
 # has other gradients. `step()` makes the step that `torch.optim.AdamW` makes with the mean of
 # the ranks' gradients, and all ranks have the new weights afterwards.
@@ -159,7 +197,7 @@ with exercise.check("sharded_adamw", "what is sent", points=2) as student:
 
 # %% jupyter={"source_hidden": true}
 with exercise.check(
-    "sharded_adamw", "three ranks, odd sizes", points=3, hidden=True
+    "sharded_adamw", "three ranks, odd sizes", points=2, hidden=True
 ) as student:
     rows = 3 * student.random.randint(1, 3)
     shapes = [(rows, 7), (rows + 2,), (5,)]
@@ -172,7 +210,7 @@ with exercise.check(
     student.close_to(run.values, [expected] * 3, "the weights are AdamW's", atol=1e-5)
 
 # %% [markdown]
-# ## 2. ZeRO-3's linear layer (7 points)
+# ## 3. ZeRO-3's linear layer (6 points)
 # Each rank has some rows of a linear layer's weight: rank r of n has the r-th of n equal
 # parts, `part` (out ÷ n, in). Write `ShardedLinear`, whose `apply(x, part)` returns x
 # (rows, in) times the whole weight, transposed: (rows, out). Each rank has another x.
@@ -265,7 +303,7 @@ with exercise.check("sharded_linear", "what is kept", points=2) as student:
 
 # %% jupyter={"source_hidden": true}
 with exercise.check(
-    "sharded_linear", "three ranks, other sizes", points=2, hidden=True
+    "sharded_linear", "three ranks, other sizes", points=1, hidden=True
 ) as student:
     out, into = student.random.randint(1, 3), student.random.randint(2, 6)
     parts = random_tensors([(out, into)] * 3, student.generator)
@@ -277,7 +315,7 @@ with exercise.check(
     student.close_to(run.values, expected, "output, x's gradient, the part's", atol=1e-5)
 
 # %% [markdown]
-# ## 3. Find the bug: gradient clipping (5 points)
+# ## 4. Find the bug: gradient clipping (5 points)
 # With FSDP a rank has parts of the gradients. A program clips them with the function below.
 # On one GPU it is right. On two ranks there is no error, and the model trains worse.
 #

@@ -81,6 +81,17 @@ def clip(gradients, limit):
 """
 
 KNOWN = [
+    Known(
+        "all 16 share, and every number goes to a GPU once",
+        "guess_share",
+        "# answer: guess_share\nguess_kept = 6\nguess_sent = 42\n",
+        ("kept", "sent"),
+    ),
+    Known(
+        "computed",
+        "guess_share",
+        "# answer: guess_share\nguess_kept = 6e9 * (4 + 4 + 8) / 8 / 1e9\nguess_sent = 63.0\n",
+    ),
     Known("each rank has the whole state", "sharded_adamw", PLAIN_ADAMW, (SENT,)),
     Known("gathers gradients", "sharded_adamw", GATHERED_GRADIENTS, (SENT,)),
     Known(
