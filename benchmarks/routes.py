@@ -240,6 +240,7 @@ NO_ROUTES = (
     "PTL_Decentralized",
     "PTL_NodeBatch",
     "PT_GPT_Memory",
+    "PT_GPT_FSDP",
     "PT_Clinic",
 )
 

@@ -139,6 +139,12 @@ LESSONS = (
         (Notebook("PT_GPT_Memory", "Where the memory goes"),),
     ),
     Lesson(
+        "15-fsdp",
+        "ZeRO and FSDP: who keeps what?",
+        50,
+        (Notebook("PT_GPT_FSDP", "ZeRO and FSDP"),),
+    ),
+    Lesson(
         "18-clinic",
         "Hanging, slow, wrong: the clinic",
         50,
