@@ -138,6 +138,12 @@ LESSONS = (
         45,
         (Notebook("PT_GPT_Memory", "Where the memory goes"),),
     ),
+    Lesson(
+        "16-tensor-parallel",
+        "Tensor and sequence parallelism: two GPUs share a layer",
+        50,
+        (Notebook("PT_GPT_TensorParallel", "Tensor parallelism"),),
+    ),
 )
 
 

@@ -80,7 +80,7 @@ def add(x):
 
 def own(x):
     """This rank's part of the tokens."""
-    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
 
 def gather(x):
@@ -200,20 +200,23 @@ def main():
     if min(getattr(args, name) for name in sizes) < 1 or args.hidden % args.heads:
         parser.error("sizes are from 1 up, and --hidden is a multiple of --heads")
     if args.heads % ranks or 64 % ranks:
-        parser.error(f"{ranks} ranks do not divide {args.heads} heads and 64 tokens")
+        parser.error(f"{ranks} ranks cannot share {args.heads} heads and 64 tokens equally")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(str(error))
 
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    device = torch.device(gpu if torch.cuda.is_available() else "cpu")
+    device, group = torch.device("cpu"), {"backend": "gloo"}
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        group = {"backend": "nccl", "device_id": device}
     torch.manual_seed(args.seed)
     model, train = GPT(args.layers, args.hidden, args.heads).to(device), train.to(device)
     sequence = ranks > 1 and args.way == "sequence"
     if ranks > 1:
-        mesh = init_device_mesh(device.type, (ranks,))  # with the group of all ranks
+        dist.init_process_group(**group)
+        mesh = init_device_mesh(device.type, (ranks,))
         share_with_torch(model, mesh) if args.way == "torch" else share(model, mesh, sequence)
     # foreach's kernels for several weights take plain tensors or DTensors, not both.
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=False)
