@@ -4,8 +4,6 @@ The large GPT is on virtual GPUs, with shapes only: times and memory are simulat
 """
 
 import importlib.util
-import os
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,48 +48,47 @@ def share(model: torch.nn.Module, way: str, device: str = "cpu") -> None:
     if way == "torch":
         script.share_with_torch(model, mesh)
     else:
-        script.share(model, mesh, way == "sequence")
+        script.share(model, mesh, sequence=way != "tensor")
 
 
 # ---- on the CPU: gradients and losses of two ranks ------------------------------------------
 
 
-@contextmanager
-def _group():
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        dist.init_process_group("gloo")
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def gradients(way: str = "one", reduce: bool = True) -> dict[str, torch.Tensor]:
+def gradients(way: str = "one") -> dict[str, torch.Tensor]:
     """The whole gradient of each weight, of 8 digits, with the script's first weights.
 
-    Without `reduce` those of the norms are not added up.
+    way   "one" process, one of WAYS, or "forgotten": sequence parallelism without the sum of
+          the norms' gradients
     """
     torch.set_num_threads(1)
-    with _group():
-        tokens = script.read_tokens()[:8]
-        torch.manual_seed(0)
-        model = script.GPT(2, 48, 4)
-        if way != "one":
-            share(model, way)
-        logits = model(tokens[:, :-1]).flatten(0, 1)
-        with script.tp.loss_parallel():
-            F.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
-        if way == "sequence" and reduce:
-            script.add_gradients(model)
-        found = {name: weight.grad for name, weight in model.named_parameters()}
-        return {
-            name: one.full_tensor() if isinstance(one, DTensor) else one
-            for name, one in found.items()
-        }
+    tokens = script.read_tokens()[:8]
+    torch.manual_seed(0)
+    model = script.GPT(2, 48, 4)
+    if way != "one":
+        share(model, way)
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    with script.tp.loss_parallel():
+        F.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+    if way == "sequence":
+        script.add_gradients(model)
+    found = {name: weight.grad for name, weight in model.named_parameters()}
+    return {
+        name: one.full_tensor() if isinstance(one, DTensor) else one
+        for name, one in found.items()
+    }
 
 
-def of_two_ranks(way: str, reduce: bool = True) -> list[dict[str, torch.Tensor]]:
-    """`gradients` of both ranks."""
-    return launch.call(gradients, 2, way, reduce)
+def of_two_ranks(*ways: str) -> dict[str, list[dict[str, torch.Tensor]]]:
+    """For each way the `gradients` of both ranks."""
+    of_ranks = launch.call(_of_a_rank, 2, ways)
+    return {way: [found[way] for found in of_ranks] for way in ways}
+
+
+def _of_a_rank(ways: tuple[str, ...]) -> dict[str, dict[str, torch.Tensor]]:
+    dist.init_process_group("gloo")
+    found = {way: gradients(way) for way in ways}
+    dist.destroy_process_group()
+    return found
 
 
 def apart(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -102,30 +99,38 @@ def apart(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dic
     }
 
 
-def losses(reduce: bool, epochs: int = 2) -> list[float]:
-    """The mean loss of each epoch of two ranks, with sequence parallelism."""
-    return launch.call(_losses, 2, reduce, epochs)[0]
+def worst(of_ranks: list[dict[str, torch.Tensor]], other: dict[str, torch.Tensor]) -> float:
+    """The largest of `apart`, of all weights and ranks."""
+    return max(max(apart(found, other).values()) for found in of_ranks)
 
 
-def _losses(reduce: bool, epochs: int) -> list[float]:
+def losses(epochs: int = 2) -> dict[str, list[float]]:
+    """The mean loss of each epoch of two ranks, with the sum of the norms' gradients or not."""
+    return launch.call(_losses, 2, epochs)[0]
+
+
+def _losses(epochs: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
-    if not reduce:
-        script.add_gradients = lambda model: None
-    with _group():
-        train = script.read_tokens()
+    dist.init_process_group("gloo")
+    train = script.read_tokens()
+    found = {}
+    for way in ("sequence", "forgotten"):
+        if way == "forgotten":
+            script.add_gradients = lambda model: None
         torch.manual_seed(0)
         model = script.GPT(2, 48, 4)
-        share(model, "sequence")
+        share(model, way)
         optimizer = torch.optim.AdamW(model.parameters(), 0.006, foreach=False)
-        found = []
+        found[way] = []
         for epoch in range(epochs):
             order = torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))
             steps = order[: len(order) // 32 * 32].split(32)
-            of_steps = [
+            total = sum(
                 script.train_step(model, optimizer, train[rows], True) for rows in steps
-            ]
-            found.append(torch.stack(of_steps).mean().item())
-        return found
+            )
+            found[way].append(round(total.item() / len(steps), 3))
+    dist.destroy_process_group()
+    return found
 
 
 def without_the_reduction(path: str | Path) -> Path:
