@@ -105,7 +105,7 @@ def worst(of_ranks: list[dict[str, torch.Tensor]], other: dict[str, torch.Tensor
 
 
 def losses(epochs: int = 2) -> dict[str, list[float]]:
-    """The mean loss of each epoch of two ranks, with the sum of the norms' gradients or not."""
+    """Two ranks' mean loss of each epoch, with the sum of the norms' gradients and without."""
     return launch.call(_losses, 2, epochs)[0]
 
 
