@@ -116,8 +116,8 @@ class Row(nn.Module):
 
     def __init__(self, linear, mesh, exchange):
         super().__init__()
-        self.bias, self.exchange = linear.bias, exchange
         self.weight = nn.Parameter(distribute_tensor(linear.weight, mesh, [Shard(1)]))
+        self.bias, self.exchange = linear.bias, exchange
 
     def forward(self, x):
         return Exchange.apply(F.linear(x, self.weight.to_local()), *self.exchange) + self.bias

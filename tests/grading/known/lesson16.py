@@ -170,6 +170,18 @@ KNOWN = [
         (NORM, OTHER, MORE),
     ),
     Known(
+        "twice the average",
+        "finish",
+        changed(
+            FINISH,
+            (
+                "dist.all_reduce(one.grad)",
+                "dist.all_reduce(one.grad, op=dist.ReduceOp.AVG)\n            one.grad *= 2",
+            ),
+        ),
+        (MORE,),
+    ),
+    Known(
         "times two instead of a sum",
         "finish",
         changed(FINISH, ("dist.all_reduce(one.grad)", "one.grad *= 2")),
