@@ -210,6 +210,7 @@ def main():
     device, group = torch.device("cpu"), {"backend": "gloo"}
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
         group = {"backend": "nccl", "device_id": device}
     torch.manual_seed(args.seed)
     model, train = GPT(args.layers, args.hidden, args.heads).to(device), train.to(device)
