@@ -145,6 +145,12 @@ LESSONS = (
         (Notebook("PT_GPT_FSDP", "ZeRO and FSDP"),),
     ),
     Lesson(
+        "16-tensor-parallel",
+        "Tensor and sequence parallelism: two GPUs share a layer",
+        50,
+        (Notebook("PT_GPT_TensorParallel", "Tensor parallelism"),),
+    ),
+    Lesson(
         "18-clinic",
         "Hanging, slow, wrong: the clinic",
         50,

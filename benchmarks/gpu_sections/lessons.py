@@ -66,6 +66,8 @@ def runs(gpus: int) -> Iterator[Run]:
         flags = ("--devices", 1, "--precision", precision)
         yield Run("PTL_Precision", flags, precision, proves=False)
     yield Run("PT_GPT_Memory", proves=False)
+    two = "under torchrun, 2 ranks"
+    yield Run("PT_GPT_TensorParallel", ("--way", "torch"), two, gpus=2, proves=False)
     yield Run("PT_GPT_FSDP", (), "under torchrun", proves=False)
     yield Run("PT_GPT_FSDP", ("--shard", 3), "under torchrun, by hand", gpus=2, proves=False)
     cured = ("--patient", "wrong", "--cured")
@@ -81,6 +83,7 @@ TENSORFLOW = "TF_"  # lessons 07 and 08
 # The stems that `runs` names. A lesson that is added later runs with --prove.
 NAMED = {
     "PT_GPT_Memory",
+    "PT_GPT_TensorParallel",
     "PT_GPT_FSDP",
     "PT_Clinic",
     "PT_CNN_SingleGPU",

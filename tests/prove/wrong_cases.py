@@ -1336,6 +1336,18 @@ SHARDED = [
         parameter="0.weight",
     ),
     Fault(
+        "bias_of_each_rank",  # a bias is added on each rank, and then the outputs are added up
+        "tensor_parallel",
+        [
+            (
+                "x = x + self.o(attended.transpose(1, 2).flatten(2))",
+                "x = x + self.o(attended.transpose(1, 2).flatten(2))\n"
+                "        x = x + (dist.get_world_size() - 1) * self.norm1.weight",
+            )
+        ],
+        "shared_layer",
+    ),
+    Fault(
         "rate_of_tensor_parallel_ranks",
         "tensor_parallel",
         [("lr=1e-3", "lr=1e-3 * mesh.size()")],

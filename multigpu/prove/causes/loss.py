@@ -5,6 +5,7 @@ import numpy as np
 from multigpu.prove.causes.factor import gathered_cause
 from multigpu.prove.causes.rows import data_parallel_rows
 from multigpu.prove.causes.scene import Cause, Scene, ratio_text, size_of, worst
+from multigpu.prove.compare import rows_of
 from multigpu.prove.record import IN_FUNCTION, Step
 
 # The most that a rank's own tokens can count in a mean over all, if 1 is an equal share.
@@ -32,6 +33,15 @@ def batch_norm(scene: Scene) -> Cause | None:
     unlike = scene.staged or scene.padded
     if replicas < 2 or (not norms and (unlike or not _outputs_differ(scene))):
         return None
+    if not norms and _layers_are_shared(scene):
+        return scene.cause(
+            "shared_layer",
+            f"in step {scene.number} the ranks read the same rows as one GPU, and have parts "
+            "of the same layers, and what the model returns for a row is not what it returns "
+            "on one GPU: the parts do not make the whole layer",
+            "add the outputs up over the ranks once after each layer that has a part of the "
+            "inputs, and its bias once, after the sum",
+        )
     which = (
         f"{norms[0]} normalizes over the rows of each {scene.replica} alone"
         if norms
@@ -45,6 +55,14 @@ def batch_norm(scene: Scene) -> Cause | None:
         "use GroupNorm or LayerNorm, or DDP with SyncBatchNorm.convert_sync_batchnorm(model); "
         "or accept it: then this run does not compute what one GPU computes",
         parameter=norms[0].partition(" ")[2] if norms else None,
+    )
+
+
+def _layers_are_shared(scene: Scene) -> bool:
+    """Whether the ranks have parts of layers and read the same rows: tensor parallelism."""
+    every = [np.sort(rows_of(step)) for step in scene.step.parallel]
+    return any(part.shard is not None for head in scene.heads for part in head.parts) and all(
+        len(rows) == len(every[0]) and np.allclose(rows, every[0]) for rows in every
     )
 
 

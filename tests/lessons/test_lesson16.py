@@ -1,0 +1,193 @@
+"""Lesson 16: tensor and sequence parallelism equal one process; each exchange is needed."""
+
+import json
+import sys
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from commands import ROOT, run_script, torchrun
+from virtual_runs import virtual
+
+from multigpu import launch, prove
+
+PAGE = ROOT / "lessons" / "16-tensor-parallel"
+SCRIPT = ROOT / "scripts" / "PT_GPT_TensorParallel.py"
+WAYS = ("tensor", "sequence", "torch")
+
+
+@pytest.fixture
+def serial(experiments):
+    """The gradients of one process, by name."""
+    return experiments.gradients()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_gradient_is_that_of_one_process(experiments, serial, ranks):
+    for found in launch.call(experiments._of_a_rank, ranks, WAYS):
+        for way in WAYS:
+            assert max(experiments.apart(found[way], serial).values()) < 1e-5, way
+
+
+# ---- each exchange is needed ----------------------------------------------------------------
+
+
+def no_sum(where: str):
+    """Exchange.apply without the all-reduce "ahead" or "back"."""
+
+    def change(script):
+        apply = script.Exchange.apply
+
+        def without(x, ahead, back):
+            if where == "ahead":
+                return apply(x, None if ahead is script.add else ahead, back)
+            return apply(x, ahead, None if back is script.add else back)
+
+        return mock.patch.object(script.Exchange, "apply", without)
+
+    return change
+
+
+def instead(name: str, function):
+    """The function `name` of the script replaced."""
+    return lambda script: mock.patch.object(script, name, function)
+
+
+def only_own(x: torch.Tensor) -> torch.Tensor:
+    """An all-gather in which the others send zeros."""
+    rank = dist.get_rank()
+    return torch.cat([x * (part == rank) for part in range(dist.get_world_size())], 1)
+
+
+def own_part(x: torch.Tensor) -> torch.Tensor:
+    """A reduce-scatter that adds up nothing."""
+    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
+
+
+def first_part(x: torch.Tensor) -> torch.Tensor:
+    """The same tokens on all ranks."""
+    return x.chunk(dist.get_world_size(), 1)[0].contiguous()
+
+
+FAULTS = {
+    "f adds up nothing": ("tensor", no_sum("back")),
+    "g adds up nothing": ("tensor", no_sum("ahead")),
+    "no all-gather": ("sequence", instead("gather", only_own)),
+    "no reduce-scatter": ("sequence", instead("add_own", own_part)),
+    "all ranks have the first tokens": ("sequence", instead("own", first_part)),
+    "the norms' gradients are not added up": (
+        "sequence",
+        instead("add_gradients", lambda model: None),
+    ),
+}
+
+
+def _with_faults(page: str) -> dict[str, dict[str, torch.Tensor]]:
+    """In a rank: the gradients with each fault."""
+    sys.path.insert(0, page)
+    import experiments
+
+    dist.init_process_group("gloo")
+    found = {}
+    for name, (way, change) in FAULTS.items():
+        with change(experiments.script):
+            found[name] = experiments.gradients(way)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def with_faults():
+    return launch.call(_with_faults, 2, str(PAGE))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_without_an_exchange_gradients_are_wrong(experiments, serial, with_faults, fault):
+    assert max(experiments.apart(with_faults[0][fault], serial).values()) > 0.01
+
+
+def test_the_missing_reduction_touches_norms_and_row_biases_alone(
+    experiments, serial, with_faults
+):
+    found = with_faults[0]["the norms' gradients are not added up"]
+    wrong = {name for name, far in experiments.apart(found, serial).items() if far > 0.01}
+    assert wrong == {
+        name for name in serial if "norm" in name or name.endswith(("out.bias", "down.bias"))
+    }
+
+
+# ---- the script ----------------------------------------------------------------------------
+
+
+def test_the_script_saves_the_model_of_one_process(tmp_path, npz):
+    flags = ("--data", npz(), "--epochs", 1, "--layers", 1, "--batch-size", 8)
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "one")
+    assert done.returncode == 0, done.stdout
+    expected = torch.load(tmp_path / "one" / "model.pt")
+    loss = json.loads((tmp_path / "one" / "metrics.json").read_text())["loss"]
+    for way in ("sequence", "torch"):
+        out = tmp_path / way
+        done = torchrun(2, SCRIPT, *flags, "--way", way, "--out", out)
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.count("epoch 1: loss") == 1, "rank 0 alone prints"
+        found = torch.load(out / "model.pt")
+        assert [*found] == [*expected]
+        for name, weight in expected.items():
+            # The gradient of k's bias is rounding alone, and AdamW makes whole steps of it.
+            assert (found[name] - weight).abs().max() < 5e-2, name
+        assert json.loads((out / "metrics.json").read_text())["loss"] == pytest.approx(
+            loss, abs=1e-4
+        )
+
+
+@pytest.mark.slow
+def test_the_proof_holds_and_names_the_missing_reduction(experiments, tmp_path):
+    start = "torchrun --nproc-per-node=2"
+    assert prove.run(f"{start} {SCRIPT} --way torch", steps=2).verdict == "holds"
+    broken = experiments.without_the_reduction(tmp_path / "broken.py")
+    report = prove.run(f"{start} {broken}", steps=2)
+    assert report.verdict == "fails" and "blocks.0.norm1.weight" in report.line
+
+
+@pytest.mark.slow
+def test_the_script_runs_on_virtual_gpus(tmp_path, npz):
+    flags = ("--data", npz(), "--epochs", 1, "--layers", 1, "--out", "o")
+    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    done = virtual(tmp_path, "--gpus", 2, *launcher, SCRIPT, *flags)
+    assert done.returncode == 0 and "Warning" not in done.stdout, done.stdout
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    for flags, words in (
+        (("--heads", 5), "--hidden is a multiple of --heads"),
+        (("--data", tmp_path / "none.npz"), "No such file"),
+    ):
+        done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
+        assert done.returncode == 2 and words in done.stdout, done.stdout
+    done = run_script(SCRIPT, "--out", tmp_path / "o", WORLD_SIZE=3, RANK=0)
+    assert done.returncode == 2 and "3 ranks cannot share 4 heads" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+# ---- simulated -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_within_a_node_two_gpus_are_faster_and_over_a_slow_network_slower(experiments):
+    found = experiments.of_links(("NVLink3", "RoCE100"))
+    one, inside, across = found.values()
+    assert 1.6 < one.seconds / inside.seconds < 1.9
+    assert across.seconds > one.seconds
+    assert inside.forward == ("allreduce",) * 2 * experiments.LAYERS
+
+
+@pytest.mark.slow
+def test_a_block_keeps_what_the_formula_says(experiments):
+    size = experiments.BATCH * experiments.TOKENS * experiments.HIDDEN
+    layers = experiments.LAYERS
+    # Beside the blocks: the input of the last norm, or a part of it, and that of the head.
+    beside = {"tensor": 8, "sequence": 4 / 2 + 4, "torch": 4 / 2 + 4}
+    for way, step in experiments.steps(half=False).items():
+        block = experiments.kept_by_a_block(2)["tensor" if way == "tensor" else "sequence"]
+        assert step.kept / size == pytest.approx(layers * block + beside[way], rel=2e-3)
