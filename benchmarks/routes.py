@@ -246,6 +246,21 @@ NO_ROUTES = (
 )
 
 
+# The routes of the GPT: the ranks, and the script with its flags.
+GPT_ROUTES = {
+    "GPT, one GPU": (1, "PT_GPT_Memory"),
+    "GPT, checkpointing by hand": (1, "PT_GPT_Memory --checkpointing hand"),
+    "GPT, ZeRO-1 by hand": (2, "PT_GPT_FSDP --shard 1"),
+    "GPT, ZeRO-2 by hand": (2, "PT_GPT_FSDP --shard 2"),
+    "GPT, ZeRO-3 by hand": (2, "PT_GPT_FSDP --shard 3"),
+    "GPT, fully_shard": (2, "PT_GPT_FSDP"),
+    "GPT, HSDP": (4, "PT_GPT_FSDP --group 2"),
+    "GPT, tensor parallel by hand": (2, "PT_GPT_TensorParallel --way tensor"),
+    "GPT, sequence parallel by hand": (2, "PT_GPT_TensorParallel --way sequence"),
+    "GPT, parallelize_module": (2, "PT_GPT_TensorParallel --way torch"),
+}
+
+
 def printed(stem: str) -> str:
     """Everything that the cells of the lesson's stored notebook printed."""
     notebook = json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text())
@@ -375,11 +390,45 @@ result. Lesson 11's proof compares test losses and accuracies, because weights d
 | Route | Devices | Loss | Accuracy | Proof | Simulated step | Measured |
 |---|---|---|---|---|---|---|
 {rows}
+
+## The GPT of lessons 14 to 19
+Its mean loss over the training digits in the sixth epoch, global batch 32, on CPU processes.
+
+| Route | Ranks | Loss | Command |
+|---|---|---|---|
+{gpt}
 """
+
+
+def gpt_rows() -> list[str]:
+    """The rows of the second table: each route trains once."""
+    rows = []
+    for name, (ranks, words) in GPT_ROUTES.items():
+        launcher = [*TORCHRUN[:-1], f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        with tempfile.TemporaryDirectory() as out:
+            stem, *flags = words.split()
+            script = ROOT / "scripts" / f"{stem}.py"
+            subprocess.run(
+                [sys.executable, *launcher, script, *flags, "--out", out],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            )
+            loss = json.loads((Path(out) / "metrics.json").read_text())["loss"]
+        program = "python" if ranks == 1 else f"torchrun --nproc-per-node={ranks}"
+        command = " ".join([program, f"scripts/{stem}.py", *flags])
+        rows.append(f"| {name} | {ranks} | {loss:.4f} | `{command}` |")
+    return rows
+
+
+def stored_gpt_rows() -> list[str]:
+    """The rows of the second table as it is."""
+    return re.findall(r"^\| GPT, .*$", PAGE.read_text(), re.MULTILINE)
 
 
 def page(repeats: int) -> str:
     steps = simulated()
+    gpt = gpt_rows() if repeats else stored_gpt_rows()
     stored = {} if repeats else stored_rows()
     speeds = measured(repeats) if repeats else {name: row[-1] for name, row in stored.items()}
     rows = []
@@ -403,6 +452,7 @@ def page(repeats: int) -> str:
         cores=cores,
         repeats=repeats,
         rows="\n".join(rows),
+        gpt="\n".join(gpt),
     )
 
 

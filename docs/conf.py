@@ -65,7 +65,7 @@ ANSWERS = {
     "lessons/03-model-parallel/README": "pipeline",
     "lessons/05-ddp-cluster/README": "allreduce",
     "lessons/06-hybrid-parallel/README": "mesh",
-    "lessons/14-memory/README": "zero",
+    "lessons/15-fsdp/README": "zero",
 }
 html_show_sphinx = False
 html_theme_options = {

@@ -41,6 +41,7 @@ WORDS = {
     "checkpointing": "14 · Where the memory goes",
     "fp16": "11 · Precision",
     "Horovod": "10 · Every strategy",
+    "hangs": "18 · Hanging, slow, wrong",
 }
 
 

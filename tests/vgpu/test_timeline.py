@@ -72,7 +72,7 @@ def test_the_picture_shows_every_event_and_the_label(two):
     timeline = control.timeline()
     figure = timeline.plot(title="Two halves")
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["vgpu:0", "vgpu:1"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cuda:0", "cuda:1"]
     texts = [text.get_text() for text in axes.texts]
     assert timeline.label in texts
     assert axes.get_xlabel() == "simulated time (ms)"
