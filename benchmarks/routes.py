@@ -235,7 +235,13 @@ ROUTES: dict[str, tuple[Callable[[], Timeline] | None, str, list[str] | None]] =
     "13 scaling": (replicas, "PT_CNN_Scaling", []),
 }
 # The first two train with strategies that are not exact, the others train other models.
-NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch", "PT_GPT_Memory")
+NO_ROUTES = (
+    "PTL_Compressed",
+    "PTL_Decentralized",
+    "PTL_NodeBatch",
+    "PT_GPT_Memory",
+    "PT_GPT_FSDP",
+)
 
 
 def printed(stem: str) -> str:

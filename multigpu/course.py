@@ -138,6 +138,12 @@ LESSONS = (
         45,
         (Notebook("PT_GPT_Memory", "Where the memory goes"),),
     ),
+    Lesson(
+        "15-fsdp",
+        "ZeRO and FSDP: who keeps what?",
+        50,
+        (Notebook("PT_GPT_FSDP", "ZeRO and FSDP"),),
+    ),
 )
 
 

@@ -62,6 +62,8 @@ def runs(gpus: int) -> Iterator[Run]:
         flags = ("--devices", 1, "--precision", precision)
         yield Run("PTL_Precision", flags, precision, proves=False)
     yield Run("PT_GPT_Memory", proves=False)
+    yield Run("PT_GPT_FSDP", (), "under torchrun", proves=False)
+    yield Run("PT_GPT_FSDP", ("--shard", 3), "under torchrun, by hand", gpus=2, proves=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -73,6 +75,7 @@ TENSORFLOW = "TF_"  # lessons 07 and 08
 # The stems that `runs` names. A lesson that is added later runs with --prove.
 NAMED = {
     "PT_GPT_Memory",
+    "PT_GPT_FSDP",
     "PT_CNN_SingleGPU",
     "PT_CNN_DataParallel",
     "PT_CNN_ModelParallel",

@@ -103,7 +103,12 @@ def test_a_job_runs_its_script_with_the_options_and_ends_with_its_code(path, she
     assert tuple(seen["options"][-4:]) == options
     assert seen["MASTER_ADDR"] == "127.0.0.1" and int(seen["MASTER_PORT"]) >= 15041
     # The three cores of a task, which a torchrun shares out to two ranks.
-    shared_out = path.stem in ("PT_CNN_MultiGPU", "PT_CNN_Elastic", "PT_CNN_ElasticNode")
+    shared_out = path.stem in (
+        "PT_CNN_MultiGPU",
+        "PT_CNN_Elastic",
+        "PT_CNN_ElasticNode",
+        "PT_GPT_FSDP",
+    )
     assert seen["OMP_NUM_THREADS"] == ("2" if shared_out else "3")
     if path.stem != DEMONSTRATION:
         out = seen["options"][seen["options"].index("--out") + 1]

@@ -114,7 +114,14 @@ def _new(module: nn.Module, seen: set[int]) -> list[torch.Tensor]:
     seen.update(id(inner) for inner in module.modules())
     parameters = [p for p in module.parameters() if id(p) not in seen]
     seen.update(map(id, parameters))
-    return parameters
+    return [parameter for parameter in parameters if _has_memory(parameter)]
+
+
+def _has_memory(parameter: torch.Tensor) -> bool:
+    """False for a weight that is freed until its module computes, as in ZeRO-3 by hand."""
+    if parameter.layout is not torch.strided:
+        return True
+    return bare(parameter).untyped_storage().nbytes() > 0 or not parameter.numel()
 
 
 def _typical(parameters: list[torch.Tensor]) -> float:

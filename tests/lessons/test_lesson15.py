@@ -1,0 +1,201 @@
+"""Lesson 15: ZeRO by hand, fully_shard, what they keep and send, and the script's proof."""
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import ROOT, run_script, torchrun
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from virtual_runs import virtual
+
+from multigpu import launch, prove
+
+PAGE = ROOT / "lessons" / "15-fsdp"
+SCRIPT = ROOT / "scripts" / "PT_GPT_FSDP.py"
+PARTS = ("weights", "gradients", "optimizer")
+
+
+def fsdp(model, lr, mesh, sync: bool = True, **options):
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, **options)
+    model.set_requires_gradient_sync(sync)
+    return torch.optim.AdamW(model.parameters(), lr)
+
+
+def changed(right: str, wrong: str) -> SimpleNamespace:
+    """The script's names, with a text replaced."""
+    text = SCRIPT.read_text()
+    assert right in text
+    names = {"__name__": "changed"}
+    exec(compile(text.replace(right, wrong), "changed", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def off(experiments, shares: list, ranks: int = 2, **options) -> list[float]:
+    """For each way to share: the largest difference of a weight to the serial run's."""
+    (serial,) = experiments.train([None])
+    of_ranks = launch.call(experiments.train, ranks, shares, **options)
+    return [
+        max((found - serial).abs().max().item() for found in each)
+        for each in zip(*of_ranks, strict=True)
+    ]
+
+
+def test_all_ways_to_share_compute_what_one_gpu_computes(experiments):
+    script = experiments.script
+    kept = partial(fsdp, reshard_after_forward=False)
+    shares = [script.Zero1, script.Zero2, script.Zero3, fsdp, kept]
+    assert max(off(experiments, shares)) < 1e-10
+
+
+@pytest.mark.slow
+def test_groups_that_share_compute_what_one_gpu_computes(experiments):
+    assert max(off(experiments, [fsdp], ranks=4, shape=(2, 2))) < 1e-10
+
+
+PARTS_OF = ".view(-1).chunk(self.ranks)"
+OWN = f"{PARTS_OF}[self.mesh.get_local_rank()]"
+REDUCED = f"dist.reduce_scatter(mean, [*weight.grad.div_(self.ranks){PARTS_OF}])"
+GATHERED = f"dist.all_gather([*weight.data{PARTS_OF}], part)"
+FAULTS = {
+    REDUCED: f"mean.copy_(weight.grad{OWN})",  # its own gradient
+    ".div_(self.ranks)": "",  # the sum
+    GATHERED: f"weight.data{OWN}.copy_(part)",  # its own part
+}
+
+
+def test_without_one_of_the_exchanges_the_weights_are_others(experiments):
+    stages = [
+        getattr(changed(*fault), stage)
+        for fault in FAULTS.items()
+        for stage in ("Zero1", "Zero2", "Zero3")
+    ]
+    assert min(off(experiments, [*stages, partial(fsdp, sync=False)])) > 1e-5
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_rank_keeps_what_zeros_table_says(experiments, ranks):
+    script = experiments.script
+    for stage, share in enumerate((script.Zero1, script.Zero2, script.Zero3), 1):
+        found = experiments.step(share, ranks, layers=2)
+        expected = experiments.table(stage, ranks)
+        assert found.bytes == pytest.approx(expected, rel=0.01), stage
+    torchs = experiments.step(fsdp, ranks, layers=2)
+    for part in PARTS:
+        assert getattr(torchs, part) == pytest.approx(getattr(found, part), abs=0.05)
+
+
+def test_with_whole_gradients_it_keeps_more(experiments):
+    zero2 = changed("weight.grad = self.named(mean), None", "_ = self.named(mean), None").Zero2
+    assert experiments.step(zero2, 4, layers=2).bytes == pytest.approx(11, abs=0.1)
+
+
+def test_zero_3_sends_half_as_many_bytes_again(experiments):
+    script = experiments.script
+    kept = partial(fsdp, reshard_after_forward=False)
+    half = partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    shares = [None, script.Zero1, script.Zero2, script.Zero3, fsdp, kept, half]
+    sent = experiments.count_sent({str(share): share for share in shares}, [2])
+    rounds = [round(2 * found, 1) for (found,) in sent.values()]
+    assert rounds == [2.0, 2.0, 2.0, 3.0, 3.0, 2.0, 2.0]
+
+
+def test_prefetch_hides_and_groups_shorten_what_a_slow_link_makes_long(experiments):
+    settings = {"layers": 3, "batch": 8, "link": "PCIe4"}
+    by_hand = experiments.step(experiments.script.Zero3, 8, half=True, **settings)
+    prefetched = experiments.step(fsdp, 8, half=True, **settings)
+    assert prefetched.seconds < 0.9 * by_hand.seconds
+    assert prefetched.timeline.overlap(0) > 0.2 > by_hand.timeline.overlap(0)
+    nodes = {"layers": 3, "per_node": 8, "between": "Ethernet25"}
+    ddp, shared, groups = (
+        experiments.step(share, 16, shape=shape, **nodes).seconds
+        for share, shape in ((None, ()), (fsdp, ()), (fsdp, (2, 8)))
+    )
+    assert groups < ddp < shared
+
+
+def test_one_of_many_ranks_leaves_the_process_as_it_was(experiments):
+    before = dict(os.environ)
+    with pytest.raises(ZeroDivisionError), experiments.one_rank(8, "NVLink3", None, None):
+        raise ZeroDivisionError
+    assert dict(os.environ) == before and not torch.distributed.is_initialized()
+
+
+# ---- the script -----------------------------------------------------------------------------
+
+
+def proof(tmp_path: Path, data: Path, *flags: str, right: str = "", wrong: str = ""):
+    text = SCRIPT.read_text()
+    assert right in text
+    path = tmp_path / "proved.py"
+    path.write_text(text.replace(right, wrong))
+    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    flags = ("--data", str(data), "--batch-size", "8", *flags)
+    return prove.run([*launcher, str(path), *flags], steps=3, timeout=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["3", "fsdp"])
+def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, way):
+    found = proof(tmp_path, few_digits(), "--shard", way)
+    assert found.verdict == "holds", str(found)
+    # The runs that round otherwise have ended, too: also where a weight has no memory.
+    assert not any("rounding" in note for note in found.notes), found.notes
+
+
+@pytest.mark.slow
+def test_with_other_rows_the_proof_fails(in_forks, tmp_path, few_digits):
+    found = proof(tmp_path, few_digits(), right="rows[rank::ranks]", wrong="rows[::ranks]")
+    assert found.verdict == "fails", str(found)
+
+
+def test_two_ranks_save_the_whole_model(tmp_path, few_digits):
+    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1)
+    runs = {
+        "serial": run_script(SCRIPT, *flags, "--out", tmp_path / "serial"),
+        "3": torchrun(2, SCRIPT, *flags, "--shard", 3, "--out", tmp_path / "3"),
+        "fsdp": torchrun(2, SCRIPT, *flags, "--out", tmp_path / "fsdp"),
+    }
+    losses, models = {}, {}
+    for name, done in runs.items():
+        assert done.returncode == 0, done.stdout
+        losses[name] = json.loads((tmp_path / name / "metrics.json").read_text())["loss"]
+        models[name] = torch.load(tmp_path / name / "model.pt")
+    for name in ("3", "fsdp"):
+        assert losses[name] == pytest.approx(losses["serial"], rel=1e-4)
+        for weight, whole in models["serial"].items():
+            found = models[name][weight]
+            assert type(found) is torch.Tensor
+            assert (found - whole).abs().median() < 1e-6, weight
+
+
+@pytest.mark.slow
+def test_the_script_shares_in_groups_on_virtual_gpus(tmp_path, few_digits):
+    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=4")
+    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1, "--group", 2)
+    half = ("--precision", "bf16-mixed", "--out", tmp_path / "o")
+    done = virtual(tmp_path, "--gpus", 4, *launcher, SCRIPT, *flags, *half)
+    assert done.returncode == 0, done.stdout
+    assert "epoch 1: loss" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--layers", 0), "from 1 up"),
+        (("--hidden", 50), "--hidden is a multiple of --heads"),
+        (("--group", 2), "--group divides the ranks"),
+        (("--shard", 1, "--precision", "bf16-mixed"), "for --shard fsdp"),
+        (("--batch-size", 2000), "1437 rows, fewer than --batch-size"),
+        (("--data", "nowhere.npz"), "nowhere.npz"),
+        (("--out", SCRIPT / "folder"), "folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, words):
+    done = run_script(SCRIPT, *flags, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stdout.splitlines()[-1]
