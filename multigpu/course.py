@@ -144,6 +144,12 @@ LESSONS = (
         50,
         (Notebook("PT_GPT_FSDP", "ZeRO and FSDP"),),
     ),
+    Lesson(
+        "19-context-experts",
+        "Long sequences and experts: who has which tokens?",
+        50,
+        (Notebook("PT_GPT_ContextExperts", "Long sequences and experts"),),
+    ),
 )
 
 
