@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPERTS = 8
-SIZE = {"hidden": 2048, "heads": 16}
+SIZE = {"hidden": 4096, "heads": 16}
 
 
 def _script() -> ModuleType:
@@ -131,15 +132,15 @@ def with_scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 
 
 def steps(cases: list[tuple[str, int]], layers: int = 2, link: str = "NVLink3") -> list[Found]:
-    """For each (way, tokens): the second step of a GPT of 2,048 hidden units in bfloat16.
+    """For each (way, tokens): the second step of a GPT of 4,096 hidden units in bfloat16.
 
-    Run it with launch.call, in one process for each A100; it has room for 8 TiB, so that what
+    Run it with launch.call, in one process for each A100; it has room for 64 TiB, so that what
     does not fit is counted, too.
     """
     found = []
     for way, tokens in cases:
         size = launch.find_world().size
-        options = {"gpu": "A100-80GB", "link": link, "memory": "8192GiB"}
+        options = {"gpu": "A100-80GB", "link": link, "memory": "65536GiB"}
         with multigpu.gpus(size, shapes_only=True, **options) as gpus, group("nccl") as world:
             torch.cuda.set_device(gpus[world.rank])
             found.append(_step(way, tokens, layers, world))
@@ -150,17 +151,17 @@ def _step(way: str, tokens: int, layers: int, world: launch.World) -> Found:
     attend, around = script.attend, nullcontext
     if way == "scores":
         attend = with_scores
-    elif way == "torch":
-        mesh = init_device_mesh("cuda", (world.size,))
-        around = lambda: context_parallel(mesh, buffers=[], buffer_seq_dims=[])  # noqa: E731
-    elif way != "serial":
+    elif way not in ("serial", "torch"):
         chunks = owned(way, world.size)
         attend = lambda q, k, v: script.RingAttention.apply(q, k, v, chunks)  # noqa: E731
     with torch.device("cuda"):
         model = script.GPT(layers, *SIZE.values(), attend, script.mlp, tokens).bfloat16()
         data = torch.zeros(1, tokens + 1, dtype=torch.long)
-        own = tokens if way in ("serial", "scores") else tokens // world.size
+        own = tokens // world.size if attend is not script.attend else tokens
         places = torch.zeros(own, dtype=torch.long)  # shapes alone matter
+    if way == "torch":  # in its context, `places` are this rank's, and attention is a ring
+        mesh = init_device_mesh("cuda", (world.size,))
+        around = partial(context_parallel, mesh, buffers=[places], buffer_seq_dims=[0])
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         began = multigpu.elapsed()
@@ -170,21 +171,15 @@ def _step(way: str, tokens: int, layers: int, world: launch.World) -> Found:
     return Found(peak, multigpu.elapsed() - began, multigpu.timeline(since=began))
 
 
-def memory(lengths: list[int], ranks: int = 4) -> dict[str, list[float]]:
+def memory(lengths: list[int], layers: int = 5, ranks: int = 4) -> dict[str, list[float]]:
     """GiB at the peak of a step for each length: on one GPU, and on each of the ring's."""
-    alone = [("scores", tokens) for tokens in lengths]
-    alone += [("serial", tokens) for tokens in lengths]
-    scores_alone = launch.call(steps, 1, alone)[0]
-    shared = [("zigzag", tokens) for tokens in lengths]
-    shared += [("torch", tokens) for tokens in lengths]
-    in_ring = launch.call(steps, ranks, shared)[0]
-    half = len(lengths)
-    parts = [scores_alone[:half], scores_alone[half:], in_ring[:half], in_ring[half:]]
-    names = ["1 GPU, all scores in memory", "1 GPU, flash attention"]
-    names += [f"ring of {ranks}, by hand", f"ring of {ranks}, torch's"]
-    return {
-        name: [each.peak for each in part] for name, part in zip(names, parts, strict=True)
-    }
+    alone = [(way, tokens) for way in ("scores", "serial") for tokens in lengths]
+    found = launch.call(steps, 1, alone, layers)[0]
+    in_ring = launch.call(steps, ranks, [("zigzag", tokens) for tokens in lengths], layers)[0]
+    scores, flash = found[: len(lengths)], found[len(lengths) :]
+    curves = {"1 GPU, all scores in memory": scores, "1 GPU, flash attention": flash}
+    curves[f"ring of {ranks}, by hand"] = in_ring
+    return {name: [each.peak for each in curve] for name, curve in curves.items()}
 
 
 def draw_memory(lengths: list[int], peaks: dict[str, list[float]]) -> "Figure":
@@ -192,21 +187,32 @@ def draw_memory(lengths: list[int], peaks: dict[str, list[float]]) -> "Figure":
     title = "Peak of a step on each GPU (counted; dotted: 80 GiB)"
     figure = plots.lines(lengths, peaks, "tokens of a sequence", "GiB", title, level=80)
     lowest = min(min(each) for each in peaks.values())
-    figure.axes[0].set(yscale="log", ylim=(0.7 * lowest, 2000))
+    figure.axes[0].set(yscale="log", ylim=(0.7 * lowest, 20000))
     return figure
 
 
-def work(way: str, ranks: int) -> list[list[float]]:
-    """[step][rank]: what a rank computes, in scores of a whole chunk of plain order."""
-    chunks = owned(way, ranks)
-    return [
-        [
-            sum(0.5 if same else 1.0 for _, _, same in script.pairs(chunks, rank, step))
-            / len(chunks[0]) ** 2
-            for rank in range(ranks)
-        ]
-        for step in range(ranks)
-    ]
+def off_with_torch() -> float:
+    """How far context_parallel's output and gradients are from one GPU's, with numbers."""
+    size = launch.find_world().size
+    with multigpu.gpus(size, "V100-16GB") as gpus, group("nccl") as world:
+        torch.cuda.set_device(gpus[world.rank])
+        torch.manual_seed(0)
+        q, k, v, gradient = torch.randn(4, 2, 4, 16, 8).cuda()
+        expected = _attended(q, k, v, gradient)
+        parts = [q.clone(), k.clone(), v.clone(), gradient, *expected]
+        mesh = init_device_mesh("cuda", (size,))
+        with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * len(parts)):
+            found = _attended(*parts[:4])
+            pairs = zip(found, parts[4:], strict=True)
+            return max((one - other).abs().max().item() for one, other in pairs)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor):
+    """Attention's output, and the gradients of q, k and v."""
+    inputs = [each.clone().requires_grad_() for each in (q, k, v)]
+    out = script.attend(*inputs)
+    out.backward(gradient)
+    return [out.detach(), *(each.grad for each in inputs)]
 
 
 def draw_orders(found: dict[str, list[Found]]) -> "Figure":
