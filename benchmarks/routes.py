@@ -241,6 +241,7 @@ NO_ROUTES = (
     "PTL_NodeBatch",
     "PT_GPT_Memory",
     "PT_GPT_FSDP",
+    "PT_GPT_ContextExperts",
 )
 
 

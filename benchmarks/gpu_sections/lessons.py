@@ -64,6 +64,8 @@ def runs(gpus: int) -> Iterator[Run]:
     yield Run("PT_GPT_Memory", proves=False)
     yield Run("PT_GPT_FSDP", (), "under torchrun", proves=False)
     yield Run("PT_GPT_FSDP", ("--shard", 3), "under torchrun, by hand", gpus=2, proves=False)
+    for way in ("context", "experts"):
+        yield Run("PT_GPT_ContextExperts", ("--parallel", way), way, gpus=2, proves=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -76,6 +78,7 @@ TENSORFLOW = "TF_"  # lessons 07 and 08
 NAMED = {
     "PT_GPT_Memory",
     "PT_GPT_FSDP",
+    "PT_GPT_ContextExperts",
     "PT_CNN_SingleGPU",
     "PT_CNN_DataParallel",
     "PT_CNN_ModelParallel",
