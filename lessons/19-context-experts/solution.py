@@ -225,9 +225,10 @@ with exercise.check("merge", "more parts", points=2, hidden=True) as student:
 
 # %% [markdown]
 # ## 4. Find the bug: the experts' gradients (5 points)
-# Each rank has rows of its own, experts of its own, and a copy of all other weights. Its loss is the mean over its own rows. In backward, an all-to-all has brought the gradients
-# of all ranks' tokens to an expert. A program then calls the function below. With one rank it
-# is right. With several there is no error.
+# Each rank has rows of its own, experts of its own, and a copy of all other weights. Its loss
+# is the mean over its own rows. In backward, an all-to-all has brought the gradients of all
+# ranks' tokens to an expert. A program then calls the function below. With one rank it is
+# right. With several there is no error.
 #
 # Write `average(shared, own)` without the bug: it makes the gradients, in place, those of one
 # rank that has all rows. `shared` are the gradients of the weights of which each rank has a

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,18 +98,25 @@ def test_experts_are_what_a_loop_over_the_tokens_computes(experiments, capacity)
         assert experts.dropped == pytest.approx(1 - kept.item())
 
 
+REDUCED = """if not isinstance(weight, DTensor):  # an expert's has come from all ranks' tokens
+            dist.all_reduce(weight.grad)"""
+ALL_REDUCED = """if True:
+            g = weight.grad
+            dist.all_reduce(g.to_local() if isinstance(g, DTensor) else g)"""
 RING = {
     "kv, dkv = came(), send_on(dkv)()": "kv, dkv = came(), dkv",  # gradients stay
-    "kv = came() if step < len(owned) - 1 else kv": "pass",  # always its own keys
+    "kv = came() if step < len(owned) - 1 else kv": "kv = [came(), kv][1]",  # its own keys
     "torch.logaddexp(lses[i], new.logsumexp(-1, True))": "new.logsumexp(-1, True)",
     "return [(i, j, own[i] == visitor[j])": "return [(i, j, False)",  # no mask
-    "            dist.all_reduce(weight.grad)": "            pass",
+    "            dist.all_reduce(weight.grad)": "            pass",  # its own
 }
 EXPERTS = {
     "        dist.all_to_all_single(came, parts.contiguous())": "        came.copy_(parts)",
     "        return AllToAll.apply(gradient)": "        return gradient",
-    "if not isinstance(weight, DTensor):": "if isinstance(weight, DTensor):",
-    "chosen.to(x).mean(1) * chances.mean(1)": "chosen.to(x).mean((0, 1)) * chances.mean((0, 1))",
+    REDUCED: ALL_REDUCED,
+    "chosen.to(x).mean(1) * chances.mean(1)": (
+        "chosen.to(x).mean((0, 1)) * chances.mean((0, 1))"  # of the rank's batch
+    ),
 }
 
 
@@ -121,7 +129,7 @@ def test_without_one_of_the_exchanges_the_weights_are_others(experiments):
 def test_zigzag_gives_each_rank_as_much_work_in_each_step(experiments):
     script = experiments.script
     for ranks in (2, 4, 7):
-        assert sorted(sum(script.chunks("zigzag", ranks), [])) == list(range(2 * ranks))
+        assert sorted(chain(*script.chunks("zigzag", ranks))) == list(range(2 * ranks))
         for step in range(ranks):
             of_ranks = [
                 len(script.pairs(script.chunks("zigzag", ranks), rank, step))
@@ -169,9 +177,8 @@ def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, way):
 
 @pytest.mark.slow
 def test_with_the_experts_gradients_reduced_the_proof_fails(in_forks, tmp_path, few_digits):
-    right = "if not isinstance(weight, DTensor):"
     flags = ("--parallel", "experts")
-    found = proof(tmp_path, few_digits(), *flags, right=right, wrong="if True:")
+    found = proof(tmp_path, few_digits(), *flags, right=REDUCED, wrong=ALL_REDUCED)
     assert found.verdict == "fails", str(found)
 
 
