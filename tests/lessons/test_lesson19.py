@@ -105,7 +105,7 @@ ALL_REDUCED = """if True:
             dist.all_reduce(g.to_local() if isinstance(g, DTensor) else g)"""
 RING = {
     "kv, dkv = came(), send_on(dkv)()": "kv, dkv = came(), dkv",  # gradients stay
-    "kv = came() if step < len(owned) - 1 else kv": "kv = [came(), kv][1]",  # its own keys
+    "kv = came() if step": "kv = [came(), kv][1] if step",  # always its own keys
     "torch.logaddexp(lses[i], new.logsumexp(-1, True))": "new.logsumexp(-1, True)",
     "return [(i, j, own[i] == visitor[j])": "return [(i, j, False)",  # no mask
     "            dist.all_reduce(weight.grad)": "            pass",  # its own
