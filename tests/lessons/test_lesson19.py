@@ -101,8 +101,10 @@ def test_experts_are_what_a_loop_over_the_tokens_computes(experiments, capacity)
 REDUCED = """if not isinstance(weight, DTensor):  # an expert's has come from all ranks' tokens
             dist.all_reduce(weight.grad)"""
 ALL_REDUCED = """if True:
-            g = weight.grad
-            dist.all_reduce(g.to_local() if isinstance(g, DTensor) else g)"""
+            own = weight.grad.to_local() if isinstance(weight, DTensor) else weight.grad
+            whole = own.contiguous()
+            dist.all_reduce(whole)
+            own.copy_(whole)"""
 RING = {
     "kv, dkv = came(), send_on(dkv)()": "kv, dkv = came(), dkv",  # gradients stay
     "kv = came() if step": "kv = [came(), kv][1] if step",  # always its own keys
@@ -146,7 +148,7 @@ def test_torchs_ring_is_right_on_virtual_gpus_and_faster(experiments):
     cases = [(way, 8192) for way in ("plain", "zigzag", "torch")]
     plain, zigzag, torchs = launch.call(experiments.steps, 4, cases)[0]
     assert torchs.seconds < zigzag.seconds < plain.seconds
-    assert plain.timeline.busy(0) < 0.6
+    assert plain.timeline.busy(0) < 0.7 < 0.9 < zigzag.timeline.busy(0)
 
 
 def test_without_a_balance_loss_two_experts_get_most_tokens(experiments):
