@@ -129,9 +129,9 @@ with exercise.check("balance", "time in both orders", points=2) as student:
 with exercise.check("balance", "other places", points=3, hidden=True) as student:
     ranks = student.random.randint(3, 5)
     tokens = 2 * ranks * student.random.randint(2, 3)
-    for rank in range(ranks):
-        places = student.call("zigzag", tokens, ranks, rank)
-        student.equal(places, zigzag_places(tokens, ranks, rank), f"the places of rank {rank}")
+    places = [student.call("zigzag", tokens, ranks, rank) for rank in range(ranks)]
+    expected = [zigzag_places(tokens, ranks, rank) for rank in range(ranks)]
+    student.equal(places, expected, "the places of all ranks")
     order = list(range(tokens))
     student.random.shuffle(order)
     held = [order[rank::ranks] for rank in range(ranks)]
