@@ -243,6 +243,7 @@ NO_ROUTES = (
     "PT_GPT_FSDP",
     "PT_GPT_TensorParallel",
     "PT_Clinic",
+    "PT_GPT_ContextExperts",
 )
 
 
@@ -258,6 +259,7 @@ GPT_ROUTES = {
     "GPT, tensor parallel by hand": (2, "PT_GPT_TensorParallel --way tensor"),
     "GPT, sequence parallel by hand": (2, "PT_GPT_TensorParallel --way sequence"),
     "GPT, parallelize_module": (2, "PT_GPT_TensorParallel --way torch"),
+    "GPT, ring attention": (2, "PT_GPT_ContextExperts"),
 }
 
 

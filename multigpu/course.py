@@ -156,6 +156,12 @@ LESSONS = (
         50,
         (Notebook("PT_Clinic", "The clinic"),),
     ),
+    Lesson(
+        "19-context-experts",
+        "Long sequences and experts: who has which tokens?",
+        50,
+        (Notebook("PT_GPT_ContextExperts", "Long sequences and experts"),),
+    ),
 )
 
 

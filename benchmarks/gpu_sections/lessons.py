@@ -72,6 +72,8 @@ def runs(gpus: int) -> Iterator[Run]:
     yield Run("PT_GPT_FSDP", ("--shard", 3), "under torchrun, by hand", gpus=2, proves=False)
     cured = ("--patient", "wrong", "--cured")
     yield Run("PT_Clinic", cured, "under torchrun", proves=False, epochs=False)
+    for way in ("context", "experts"):
+        yield Run("PT_GPT_ContextExperts", ("--parallel", way), way, gpus=2, proves=False)
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -86,6 +88,7 @@ NAMED = {
     "PT_GPT_TensorParallel",
     "PT_GPT_FSDP",
     "PT_Clinic",
+    "PT_GPT_ContextExperts",
     "PT_CNN_SingleGPU",
     "PT_CNN_DataParallel",
     "PT_CNN_ModelParallel",

@@ -1,0 +1,295 @@
+"""Lesson 19: a small GPT whose ranks share each sequence, or the experts of its MLPs.
+
+    torchrun --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py                 ring attention
+    torchrun --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py --parallel experts
+    sbatch slurm/PT_GPT_ContextExperts.slurm                                     on a cluster
+On GPUs, else on the CPU. Needs torch and scikit-learn. To begin your own work, copy this file.
+"""
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+
+# Design the model
+class Block(nn.Module):
+    """Causal attention and an MLP, each after its norm: (batch, tokens, hidden) → the same."""
+
+    def __init__(self, hidden, heads, attend, mlp):
+        super().__init__()
+        self.size, self.attend = hidden // heads, attend
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.mlp = mlp(hidden)
+
+    def forward(self, x):
+        # A head's q, k and v stand together: a part of the rows of qkv is whole heads.
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.size)).permute(3, 0, 2, 1, 4)
+        x = x + self.out(self.attend(*qkv).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """Tokens' numbers, and their places → logits (batch, tokens, vocabulary)."""
+
+    def __init__(self, layers, hidden, heads, attend, mlp, tokens=64, vocabulary=27):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, hidden)
+        self.places = nn.Embedding(tokens, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads, attend, mlp) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
+
+    def forward(self, tokens, places):
+        x = self.words(tokens) + self.places(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def attend(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def mlp(hidden):
+    up, down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+    return nn.Sequential(up, nn.GELU(), down)
+
+
+# Share each sequence
+def chunks(order, ranks):
+    """The numbers of the chunks of a sequence that each rank has."""
+    if order == "plain":
+        return [[rank] for rank in range(ranks)]
+    return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
+
+
+def pairs(owned, rank, step):
+    """What a rank computes in a step: its i-th chunk and the visitor's j-th; the same one?"""
+    visitor = owned[(rank - step) % len(owned)]
+    every = [(i, j) for i in range(len(visitor)) for j in range(len(visitor))]
+    own = owned[rank]  # a chunk attends to none after it
+    return [(i, j, own[i] == visitor[j]) for i, j in every if visitor[j] <= own[i]]
+
+
+def send_on(tensor):
+    """Send to the next rank of the ring; the result waits for what the rank before sends."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return lambda: tensor
+    came = torch.empty_like(tensor)
+    sends = dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)
+    receives = dist.P2POp(dist.irecv, came, (rank - 1) % ranks)
+    works = dist.batch_isend_irecv([sends, receives])
+    return lambda: [work.wait() for work in works] and came
+
+
+def scores(q, k, same):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if same:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
+
+
+class RingAttention(torch.autograd.Function):
+    """q, k, v (batch, heads, own tokens, size) → attention to all ranks' tokens."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, owned):
+        rank, parts = dist.get_rank(), len(owned[0])
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., :1], -torch.inf)
+        outs, lses, kv = out.chunk(parts, 2), lse.chunk(parts, 2), torch.stack([k, v])
+        for step in range(len(owned)):
+            if step < len(owned) - 1:
+                came = send_on(kv)
+            ks, vs = (tensor.chunk(parts, 2) for tensor in kv)
+            for i, j, same in pairs(owned, rank, step):
+                new = scores(q.chunk(parts, 2)[i], ks[j], same)
+                total = torch.logaddexp(lses[i], new.logsumexp(-1, True))
+                outs[i].mul_((lses[i] - total).exp()).add_((new - total).exp() @ vs[j])
+                lses[i].copy_(total)
+            kv = came() if step < len(owned) - 1 else kv
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.owned = owned
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        q, k, v, out, lse = ctx.saved_tensors
+        rank, parts = dist.get_rank(), len(ctx.owned[0])
+        own = (gradient * out).sum(-1, True)
+        qs, lses, gs, owns = (each.chunk(parts, 2) for each in (q, lse, gradient, own))
+        dq, kv = torch.zeros_like(q), torch.stack([k, v])
+        dqs, dkv = dq.chunk(parts, 2), torch.zeros_like(kv)
+        for step in range(len(ctx.owned)):
+            came = send_on(kv)
+            ks, vs, dks, dvs = (each.chunk(parts, 2) for each in (*kv, *dkv))
+            for i, j, same in pairs(ctx.owned, rank, step):
+                chance = (scores(qs[i], ks[j], same) - lses[i]).exp()
+                of_scores = chance * (gs[i] @ vs[j].mT - owns[i]) / math.sqrt(q.shape[-1])
+                dqs[i].add_(of_scores @ ks[j])
+                dks[j].add_(of_scores.mT @ qs[i])
+                dvs[j].add_(chance.mT @ gs[i])
+            # The gradients go with their keys and values: after the last step they are home.
+            kv, dkv = came(), send_on(dkv)()
+        return dq, *dkv, None
+
+
+# Share the experts
+class AllToAll(torch.autograd.Function):
+    """The r-th part of the first dimension goes to rank r; rank r's for this rank comes."""
+
+    @staticmethod
+    def forward(ctx, parts):
+        came = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(came, parts.contiguous())
+        return came
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return AllToAll.apply(gradient)
+
+
+class Experts(nn.Module):
+    """MLPs, of which a token goes to one; a row's tokens beyond its capacity go to none."""
+
+    def __init__(self, hidden, experts, capacity, mesh):
+        super().__init__()
+        self.ranks, self.experts, self.capacity = mesh.size(), experts, capacity
+        self.router = nn.Linear(hidden, experts, bias=False)
+        up, down = torch.randn(2, experts, hidden, 4 * hidden) / math.sqrt(hidden)
+        for name, whole in (("up", up), ("down", down.mT / 2)):  # this rank's experts alone
+            part = whole.chunk(self.ranks)[mesh.get_local_rank()].clone()
+            part = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+            self.register_parameter(name, nn.Parameter(part))
+
+    def forward(self, x):
+        chances = self.router(x).softmax(-1)
+        chance, expert = chances.max(-1, keepdim=True)
+        chosen = F.one_hot(expert.squeeze(-1), self.experts)  # rows, tokens, experts
+        # Of each row, so that the ranks' mean is one rank's: 1 if all experts get as many.
+        self.balance = self.experts * (chosen.to(x).mean(1) * chances.mean(1)).sum(-1).mean()
+        places = math.ceil(self.capacity * x.shape[1] / self.experts)
+        queue = (chosen.cumsum(1) * chosen).sum(-1)[..., None, None] - 1
+        at = queue == torch.arange(places, device=x.device)  # no place: dropped
+        slots = (chosen[..., None] * at).to(x)  # rows, tokens, experts, places
+        self.load, self.dropped = chosen.sum((0, 1)), 1 - slots.sum() / x[..., 0].numel()
+        sent = torch.einsum("rtep,rth->erph", slots, x)
+        came = AllToAll.apply(sent).unflatten(0, (self.ranks, -1)).transpose(0, 1)
+        up, down = self.up.to_local(), self.down.to_local()
+        done = F.gelu(came.flatten(1, 3) @ up) @ down
+        back = done.view(came.shape).transpose(0, 1).flatten(0, 1)
+        return chance * torch.einsum("rtep,erph->rth", slots, AllToAll.apply(back))
+
+
+# Read in the data
+def read_tokens(path=None):
+    """(n, 65): a digit's label as 17 to 26, then its 64 pixels as grey levels from 0 to 16."""
+    digits = load_digits()
+    order = np.random.RandomState(0).permutation(len(digits.target))[:1437]
+    data = {"x_train": digits.images[order] / 16, "y_train": digits.target[order]}
+    data = np.load(path) if path else data
+    pixels = torch.as_tensor(data["x_train"] * 16).round().clamp(0, 16).flatten(1)
+    return torch.cat([torch.as_tensor(data["y_train"])[:, None] + 17, pixels], 1).long()
+
+
+# Train
+def train_step(model, optimizer, tokens, places, balance=0.0):
+    """Learn to predict the tokens after `places`. Returns the mean loss of this rank's."""
+    logits = model(tokens[:, places], places)
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, places + 1].flatten())
+    unequal = [block.mlp.balance for block in model.blocks if hasattr(block.mlp, "balance")]
+    (loss + balance * sum(unequal)).backward()
+    for weight in model.parameters():
+        if not isinstance(weight, DTensor):  # an expert's has come from all ranks' tokens
+            dist.all_reduce(weight.grad)
+        weight.grad /= dist.get_world_size()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Train a GPT: long sequences, or experts.")
+    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
+    sizes |= dict(tokens=64, experts=8, capacity=1.25, balance=0.01)
+    for name, default in sizes.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
+    parser.add_argument("--parallel", choices=["context", "experts"], default="context")
+    parser.add_argument("--order", choices=["zigzag", "plain"], default="zigzag")
+    parser.add_argument("--data", help="an .npz file (default: the digits)")
+    parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_ContextExperts"))
+    args = parser.parse_args()
+    alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, MASTER_ADDR="127.0.0.1", MASTER_PORT=0)
+    for name, value in alone.items():
+        os.environ.setdefault(name, str(value))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    owned = chunks(args.order, ranks)
+    if min(args.epochs, args.batch_size, args.layers, args.heads, args.experts) < 1:
+        parser.error("sizes are from 1 up")
+    if args.capacity <= 0:
+        parser.error("--capacity is above 0: an expert without places drops all tokens")
+    if args.hidden % args.heads or not 1 <= args.tokens <= 64:
+        parser.error("--hidden is a multiple of --heads, and --tokens from 1 to 64")
+    if args.parallel == "context" and args.tokens % (ranks * len(owned[0])):
+        parser.error(f"--tokens is a multiple of {ranks * len(owned[0])}, the ring's chunks")
+    if args.parallel == "experts" and (args.experts % ranks or args.batch_size % ranks):
+        parser.error(f"--experts and --batch-size are multiples of {ranks}, the ranks")
+    try:
+        train = read_tokens(args.data)
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(str(error))
+    if len(train) < args.batch_size:
+        parser.error(f"the data have {len(train)} rows, fewer than --batch-size")
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    mesh = init_device_mesh(kind, (ranks,))
+    torch.manual_seed(args.seed)
+    places, mine, ways = torch.arange(args.tokens), slice(rank, None, ranks), (attend, mlp)
+    if args.parallel == "context":  # all rows, this rank's chunks of each
+        parts = places.chunk(ranks * len(owned[0]))
+        places, mine = torch.cat([parts[chunk] for chunk in owned[rank]]), slice(None)
+        ways = (lambda q, k, v: RingAttention.apply(q, k, v, owned), mlp)
+    else:
+        ways = (attend, lambda hidden: Experts(hidden, args.experts, args.capacity, mesh))
+    model = GPT(args.layers, args.hidden, args.heads, *ways, args.tokens).to(kind)
+    train, places = train.to(kind), places.to(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=False)
+
+    for epoch in range(args.epochs):
+        order = torch.Generator().manual_seed(args.seed + epoch)
+        batches = torch.randperm(len(train), generator=order).split(args.batch_size)
+        batches = batches[: len(train) // args.batch_size]
+        losses = [
+            train_step(model, optimizer, train[rows[mine]], places, args.balance)
+            for rows in batches
+        ]
+        loss = torch.stack(losses).mean() / ranks
+        dist.all_reduce(loss)
+        if rank == 0:
+            print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
+    weights = model.state_dict()
+    for name, weight in weights.items():
+        weights[name] = (weight.full_tensor() if isinstance(weight, DTensor) else weight).cpu()
+    if rank == 0:
+        torch.save(weights, args.out / "model.pt")
+        (args.out / "metrics.json").write_text(json.dumps({"loss": loss.item()}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

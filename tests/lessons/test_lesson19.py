@@ -1,0 +1,239 @@
+"""Lesson 19: ring attention and experts by hand, their balance, torch's ring, the proof."""
+
+import json
+import math
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import ROOT, run_script, torchrun
+from torch import nn
+from virtual_runs import virtual
+
+from multigpu import launch, prove
+
+PAGE = ROOT / "lessons" / "19-context-experts"
+SCRIPT = ROOT / "scripts" / "PT_GPT_ContextExperts.py"
+
+
+def changed(right: str, wrong: str) -> SimpleNamespace:
+    """The script's names, with a text replaced."""
+    text = SCRIPT.read_text()
+    assert text.count(right) == 1, right
+    names = {"__name__": "changed"}
+    exec(compile(text.replace(right, wrong), "changed", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def off(experiments, ranks: int, cases: list) -> list[float]:
+    """For each (way, program): a weight's largest difference to the serial run's, 3 steps."""
+    serial = dict(
+        zip(
+            ("serial", "experts"),
+            experiments.train(["serial", "experts"], steps=3),
+            strict=True,
+        )
+    )
+    of_ranks = launch.call(each_case, ranks, experiments.train, cases)
+    return [
+        max(
+            (own[number] - serial.get(way, serial["serial"])).abs().max().item()
+            for own in of_ranks
+        )
+        for number, (way, _) in enumerate(cases)
+    ]
+
+
+def each_case(train, cases: list) -> list[torch.Tensor]:
+    return [train([way], program, steps=3)[0] for way, program in cases]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ring_and_experts_compute_what_one_gpu_computes(experiments, ranks):
+    cases = [(way, experiments.script) for way in ("plain", "zigzag", "experts")]
+    assert max(off(experiments, ranks, cases)) < 1e-9
+
+
+class OneByOne(nn.Module):
+    """The mixture on one GPU without exchanges: token after token."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.of = experts
+
+    def forward(self, x):
+        out, balance = torch.zeros_like(x), 0.0
+        room = math.ceil(self.of.capacity * x.shape[1] / self.of.experts)
+        for row, tokens in enumerate(x):
+            taken = [0] * self.of.experts
+            chances = self.of.router(tokens).softmax(-1)
+            for place, token in enumerate(tokens):
+                expert = chances[place].argmax().item()
+                if taken[expert] < room:
+                    up, down = self.of.up.to_local()[expert], self.of.down.to_local()[expert]
+                    out[row, place] = chances[place, expert] * (F.gelu(token @ up) @ down)
+                taken[expert] += 1
+            shares = torch.tensor(taken, dtype=x.dtype) / len(tokens)
+            balance += self.of.experts * (shares * chances.mean(0)).sum() / len(x)
+        self.balance = balance
+        return out
+
+
+@pytest.mark.parametrize("capacity", [0.3, 1.25, 8.0])
+def test_experts_are_what_a_loop_over_the_tokens_computes(experiments, capacity):
+    with experiments.group("gloo") as world:
+        torch.manual_seed(1)
+        mesh = experiments.init_device_mesh("cpu", (world.size,))
+        experts = experiments.script.Experts(6, 4, capacity, mesh).double()
+        x = torch.randn(3, 16, 6, dtype=torch.double)
+        loop = OneByOne(experts)
+        assert torch.allclose(experts(x), loop(x))
+        assert torch.allclose(experts.balance, loop.balance)
+        room = math.ceil(capacity * 16 / 4)
+        chosen = F.one_hot(experts.router(x).argmax(-1), 4).sum(1)
+        kept = chosen.clamp(max=room).sum() / chosen.sum()
+        assert experts.dropped == pytest.approx(1 - kept.item())
+
+
+REDUCED = """if not isinstance(weight, DTensor):  # an expert's has come from all ranks' tokens
+            dist.all_reduce(weight.grad)"""
+ALL_REDUCED = """if True:
+            own = weight.grad.to_local() if isinstance(weight, DTensor) else weight.grad
+            whole = own.contiguous()
+            dist.all_reduce(whole)
+            own.copy_(whole)"""
+RING = {
+    "kv, dkv = came(), send_on(dkv)()": "kv, dkv = came(), dkv",  # gradients stay
+    "kv = came() if step": "kv = [came(), kv][1] if step",  # always its own keys
+    "torch.logaddexp(lses[i], new.logsumexp(-1, True))": "new.logsumexp(-1, True)",
+    "return [(i, j, own[i] == visitor[j])": "return [(i, j, False)",  # no mask
+    "            dist.all_reduce(weight.grad)": "            pass",  # its own
+}
+EXPERTS = {
+    "        dist.all_to_all_single(came, parts.contiguous())": "        came.copy_(parts)",
+    "        return AllToAll.apply(gradient)": "        return gradient",
+    REDUCED: ALL_REDUCED,
+    "chosen.to(x).mean(1) * chances.mean(1)": (
+        "chosen.to(x).mean((0, 1)) * chances.mean((0, 1))"  # of the rank's batch
+    ),
+}
+
+
+def test_without_one_of_the_exchanges_the_weights_are_others(experiments):
+    cases = [("zigzag", changed(*fault)) for fault in RING.items()]
+    cases += [("experts", changed(*fault)) for fault in EXPERTS.items()]
+    assert min(off(experiments, 2, cases)) > 1e-7
+
+
+def test_zigzag_gives_each_rank_as_much_work_in_each_step(experiments):
+    script = experiments.script
+    for ranks in (2, 4, 7):
+        assert sorted(chain(*script.chunks("zigzag", ranks))) == list(range(2 * ranks))
+        for step in range(ranks):
+            of_ranks = [
+                len(script.pairs(script.chunks("zigzag", ranks), rank, step))
+                for rank in range(ranks)
+            ]
+            assert set(of_ranks) == {3 if step == 0 else 2}
+    plain = [len(script.pairs(script.chunks("plain", 4), rank, 1)) for rank in range(4)]
+    assert plain == [0, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_torchs_ring_is_right_on_virtual_gpus_and_faster(experiments):
+    assert max(launch.call(experiments.off_with_torch, 2)) < 1e-5
+    cases = [(way, 8192) for way in ("plain", "zigzag", "torch")]
+    plain, zigzag, torchs = launch.call(experiments.steps, 4, cases)[0]
+    assert torchs.seconds < zigzag.seconds < plain.seconds
+    assert plain.timeline.busy(0) < 0.7 < 0.9 < zigzag.timeline.busy(0)
+
+
+def test_without_a_balance_loss_two_experts_get_most_tokens(experiments):
+    without, balanced = experiments.load(0), experiments.load(0.1)
+    assert sum(without.shares[:2]) > 0.8 and without.dropped > 0.5
+    assert sum(balanced.shares[:2]) < 0.4 and balanced.dropped < 0.1
+
+
+# ---- the script -----------------------------------------------------------------------------
+
+
+def proof(tmp_path: Path, data: Path, *flags: str, right: str = "", wrong: str = ""):
+    text = SCRIPT.read_text()
+    assert right in text
+    path = tmp_path / "proved.py"
+    path.write_text(text.replace(right, wrong))
+    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    flags = ("--data", str(data), "--batch-size", "8", *flags)
+    return prove.run([*launcher, str(path), *flags], steps=3, timeout=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["context", "experts"])
+def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, way):
+    found = proof(tmp_path, few_digits(), "--parallel", way)
+    assert found.verdict == "holds", str(found)
+
+
+@pytest.mark.slow
+def test_with_the_experts_gradients_reduced_the_proof_fails(in_forks, tmp_path, few_digits):
+    flags = ("--parallel", "experts")
+    found = proof(tmp_path, few_digits(), *flags, right=REDUCED, wrong=ALL_REDUCED)
+    assert found.verdict == "fails", str(found)
+
+
+def test_two_ranks_save_the_whole_model(tmp_path, few_digits):
+    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1, "--parallel", "experts")
+    runs = {
+        "one": run_script(SCRIPT, *flags, "--out", tmp_path / "one"),
+        "two": torchrun(2, SCRIPT, *flags, "--out", tmp_path / "two"),
+    }
+    losses, models = {}, {}
+    for name, done in runs.items():
+        assert done.returncode == 0, done.stdout
+        losses[name] = json.loads((tmp_path / name / "metrics.json").read_text())["loss"]
+        models[name] = torch.load(tmp_path / name / "model.pt")
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-4)
+    for weight, whole in models["one"].items():
+        found = models["two"][weight]
+        assert type(found) is torch.Tensor
+        assert (found - whole).abs().median() < 1e-6, weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["context", "experts"])
+def test_the_script_runs_on_virtual_gpus(tmp_path, few_digits, way):
+    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1, "--parallel", way)
+    done = virtual(tmp_path, "--gpus", 2, *launcher, SCRIPT, *flags, "--out", tmp_path / "o")
+    assert done.returncode == 0, done.stdout
+    assert "epoch 1: loss" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--layers", 0), "from 1 up"),
+        (("--hidden", 50), "--hidden is a multiple of --heads"),
+        (("--tokens", 65), "--tokens from 1 to 64"),
+        (("--tokens", 63), "--tokens is a multiple of 2, the ring's chunks"),
+        (("--capacity", 0), "--capacity is above 0"),
+        (("--batch-size", 2000), "1437 rows, fewer than --batch-size"),
+        (("--data", "nowhere.npz"), "nowhere.npz"),
+        (("--out", SCRIPT / "folder"), "folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, words):
+    done = run_script(SCRIPT, *flags, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("flags", [("--experts", 3), ("--batch-size", 9)])
+def test_ranks_divide_experts_and_rows(tmp_path, flags):
+    flags = ("--parallel", "experts", *flags)
+    done = run_script(SCRIPT, *flags, cwd=tmp_path, RANK=0, WORLD_SIZE=2)
+    assert done.returncode == 2, done.stdout
+    assert "--experts and --batch-size are multiples of 2" in done.stdout.splitlines()[-1]
