@@ -148,7 +148,7 @@ def test_torchs_ring_is_right_on_virtual_gpus_and_faster(experiments):
     cases = [(way, 8192) for way in ("plain", "zigzag", "torch")]
     plain, zigzag, torchs = launch.call(experiments.steps, 4, cases)[0]
     assert torchs.seconds < zigzag.seconds < plain.seconds
-    assert plain.timeline.busy(0) < 0.7 < 0.9 < zigzag.timeline.busy(0)
+    assert plain.timeline.busy(0) < 0.7 < 0.8 < zigzag.timeline.busy(0)
 
 
 def test_without_a_balance_loss_two_experts_get_most_tokens(experiments):
