@@ -44,18 +44,10 @@ def without_room(rows, experts, capacity):
     return found
 
 
-def split_attention(q, k, v, cuts):
-    """(output, log-sum-exp) of attention to each part of the keys."""
-    parts = []
-    for keys, values in zip(k.split(cuts), v.split(cuts), strict=True):
-        scores = q @ keys.T
-        parts.append([scores.softmax(-1) @ values, scores.logsumexp(-1)])
-    return parts
-
-
-def whole_attention(q, k, v):
-    scores = q @ k.T
-    return [scores.softmax(-1) @ v, scores.logsumexp(-1)]
+def times_balanced(held):
+    """The ring's time ÷ the time if all ranks had the same number of scores in each step."""
+    scores = sum(map(sum, ([key <= query for key in range(256)] for query in range(256))))
+    return longest(held) / (scores / len(held))
 
 
 def tensors(shapes, generator):
@@ -77,7 +69,59 @@ import torch
 import torch.distributed as dist
 
 # %% [markdown]
-# ## 1. The balance of a ring (6 points)
+# ## 1. Predict (4 points)
+# A ring of 4 ranks computes causal attention over very many tokens, each rank with as many of
+# them. Balanced perfectly, all steps of the ring would take 1. How long do they take if rank r
+# holds the r-th quarter of the tokens, and how long in zig-zag order? The ranks wait for each
+# other after each step.
+#
+# And 8 experts with capacity 1: the router sends all tokens to one of them. How many percent
+# of the tokens are dropped?
+
+# %%
+# answer: guess_ring
+guess_plain = None
+guess_zigzag = None
+guess_dropped = None
+### BEGIN SOLUTION
+guess_plain = 1.75
+guess_zigzag = 1
+guess_dropped = 87.5
+### END SOLUTION
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("guess_ring", "plain order", points=1) as student:
+    student.guess(
+        "guess_plain",
+        times_balanced([list(range(64 * rank, 64 * rank + 64)) for rank in range(4)]),
+        "the time in plain order",
+        "in the first step all ranks compute half of their scores, in the others some all",
+        within=0.1,
+    )
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("guess_ring", "zig-zag order", points=1) as student:
+    student.guess(
+        "guess_zigzag",
+        times_balanced([zigzag_places(256, 4, rank) for rank in range(4)]),
+        "the time in zig-zag order",
+        "count the scores of each rank in the second step",
+        within=0.05,
+    )
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("guess_ring", "dropped", points=2) as student:
+    student.guess(
+        "guess_dropped",
+        100 * len(without_room([[0] * 64], 8, 1.0)[0]) / 64,
+        "the tokens dropped",
+        "how many tokens does an expert take?",
+        within=1,
+        unit="percent",
+    )
+
+# %% [markdown]
+# ## 2. The balance of a ring (6 points)
 # Write `zigzag(tokens, ranks, rank)`: the list of the places that a rank holds in zig-zag
 # order, its early chunk first. `tokens` is a multiple of 2 × `ranks`.
 #
@@ -138,7 +182,7 @@ with exercise.check("balance", "other places", points=3, hidden=True) as student
     student.equal(student.call("ring_time", held), longest(held), "time in another order")
 
 # %% [markdown]
-# ## 2. Tokens dropped (5 points)
+# ## 3. Tokens dropped (5 points)
 # A router has chosen an expert for each token: `rows[row][place]` is its number. Of each row,
 # an expert takes capacity × (tokens of the row) ÷ experts tokens, rounded up: the first ones
 # that are sent to it. Write `dropped(rows, experts, capacity)`: for each row the list of the
@@ -183,45 +227,6 @@ with exercise.check("dropped", "several rows", points=3, hidden=True) as student
     rows.append([0] * tokens)
     expected = without_room(rows, 4, 1.5)
     student.equal(student.call("dropped", rows, 4, 1.5), expected, "the places dropped")
-
-# %% [markdown]
-# ## 3. Merge the parts of attention (4 points)
-# Each part of the keys has given an output, softmax(scores) × values over its keys alone
-# (queries, size), and the logarithm of the sum of exp(scores) for each query (queries). Write
-# `merge(parts)` for a list of such pairs: the output and the logarithm over all keys. Scores
-# can be in the hundreds, where exp() is infinite in 32 bit.
-
-
-# %%
-# answer: merge
-def merge(parts):
-    """[(out, lse), …] → [out, lse] over all parts."""
-    ### BEGIN SOLUTION
-    lse = torch.stack([part_lse for _, part_lse in parts]).logsumexp(0)
-    out = sum(out * (part_lse - lse).exp()[:, None] for out, part_lse in parts)
-    return [out, lse]
-    ### END SOLUTION
-
-
-# %% jupyter={"source_hidden": true}
-with exercise.check("merge", "two parts", points=1) as student:
-    q, k, v = tensors([(3, 4), (8, 4), (8, 4)], student.generator)
-    found = student.call("merge", split_attention(q, k, v, [2, 6]))
-    student.close_to(found, whole_attention(q, k, v), "output and logarithm", atol=1e-5)
-
-# %% jupyter={"source_hidden": true}
-with exercise.check("merge", "large scores", points=1) as student:
-    q, k, v = tensors([(3, 4), (8, 4), (8, 4)], student.generator)
-    q = 100 * q
-    found = student.call("merge", split_attention(q, k, v, [4, 4]))
-    student.close_to(found, whole_attention(q, k, v), "output and logarithm", atol=1e-3)
-
-# %% jupyter={"source_hidden": true}
-with exercise.check("merge", "more parts", points=2, hidden=True) as student:
-    cuts = [student.random.randint(1, 5) for _ in range(4)]
-    q, k, v = tensors([(3, 4), (sum(cuts), 4), (sum(cuts), 4)], student.generator)
-    found = student.call("merge", split_attention(3 * q, k, v, cuts))
-    student.close_to(found, whole_attention(3 * q, k, v), "output and logarithm", atol=1e-4)
 
 # %% [markdown]
 # ## 4. Find the bug: the experts' gradients (5 points)
