@@ -300,6 +300,8 @@ with exercise.check("sharded_linear", "what is kept", points=2) as student:
         4 * (2 * 12 + 24),
         "the bytes that rank 0 gives: its part twice, and a gradient of the whole weight",
     )
+    expected = linear(parts, rows, gradients)
+    student.close_to(run.values[0][0], expected[0][0], "rank 0's output")
 
 # %% jupyter={"source_hidden": true}
 with exercise.check(
@@ -369,8 +371,8 @@ with exercise.check("clip", "two ranks", points=2) as student:
 with exercise.check("clip", "below the limit", points=1) as student:
     of_ranks = [random_tensors([(3, 4)], student.generator) for _ in range(2)]
     run = student.ranks("clip_step", [[own, 100.0] for own in of_ranks])
-    found = [gradients for _, gradients in run.values]
-    student.close_to(found, of_ranks, "gradients below the limit stay as they are")
+    expected = clipped(of_ranks, 100.0)
+    student.close_to(run.values, expected, "the norm of all, and gradients that stay")
 
 # %% jupyter={"source_hidden": true}
 with exercise.check("clip", "a rank without gradients", points=2, hidden=True) as student:

@@ -136,7 +136,7 @@ KNOWN = [
                 "return x @ ShardedLinear.whole(part).flip(0).T",
             ),
         ),
-        (FORWARD, OTHER),
+        (FORWARD, KEPT, OTHER),
     ),
     Known(
         "a matrix product of its own in backward",
@@ -149,7 +149,7 @@ KNOWN = [
             ),
         ),
     ),
-    Known("the norm of its own part", "clip", LOCAL_NORM, (TWO, NONE)),
+    Known("the norm of its own part", "clip", LOCAL_NORM, (TWO, LIMIT, NONE)),
     Known(
         "scales to the limit, also from below",
         "clip",
