@@ -51,9 +51,8 @@ include_patterns = [f"{page}{kind}" for page in SHOWN for kind in (".md", ".ipyn
 nb_execution_mode = "off"  # the outputs are the stored ones
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4
-suppress_warnings = [
-    "myst.header"
-]  # CHANGELOG and claims begin a section with a smaller title
+# CHANGELOG and claims begin a section with a smaller title.
+suppress_warnings = ["myst.header"]
 
 html_theme = "sphinx_book_theme"
 html_favicon = "static/icon.svg"

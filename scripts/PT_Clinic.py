@@ -74,7 +74,7 @@ def batches(model, images, labels, rank, ranks, cured):
 
 
 def died(model, images, labels, rank, ranks, cured):
-    """Whoever labelled the images wrote 10 where a digit cannot be read."""
+    """One image has the label 10: its digit cannot be read."""
     labels[37] = 10
     unreadable = {"ignore_index": 10} if cured else {}
     for x, y in zip(images.split(32), labels.split(32), strict=True):

@@ -273,7 +273,7 @@ app.command("grade")(exercises.grade)
 
 def main() -> None:
     """Run the command line; a UserError is printed as one sentence, with exit code 2."""
-    after_torch.call(lambda: None)  # imports torch in less time
+    after_torch.call(lambda: None)  # a command that imports torch ends sooner
     try:
         app()
     except UserError as error:

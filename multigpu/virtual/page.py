@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multigpu.files import atomic
-from multigpu.virtual.record import Lifetime
+from multigpu.virtual.record import LIMIT, Lifetime
 from multigpu.virtual.sim.contents import (
     ACTIVATIONS,
     GRADIENTS,
@@ -45,6 +45,7 @@ def write(
         "label": timeline.label,
         "end": _nanoseconds(timeline.end),
         "lanes": timeline.lanes,
+        "most": LIMIT,
         "looks": LOOKS,
         "kinds": KINDS,
         "events": _events(timeline),

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import proofs
 import pytest
 import torch
 import torch.distributed as dist
@@ -131,13 +132,8 @@ def proof(tmp_path, data: Path, right: str = "", wrong: str = "") -> prove.Proof
 
     35 images in batches of 8: the last batch has 3, and the sampler repeats an image.
     """
-    text = SCRIPT.read_text()
-    assert right in text
-    path = tmp_path / "proved.py"
-    path.write_text(text.replace(right, wrong, 1))
-    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    flags = ("--data", str(data), "--batch-size", "8", "--accumulate", "2")
-    return prove.run([*launcher, str(path), *flags], steps=6, timeout=100)
+    flags = ("--data", data, "--batch-size", 8, "--accumulate", 2)
+    return proofs.proof(SCRIPT, tmp_path, *flags, right=right, wrong=wrong, steps=6)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import proofs
 import pytest
 import torch
 from commands import ROOT, run_script, torchrun
@@ -128,14 +129,8 @@ def test_one_of_many_ranks_leaves_the_process_as_it_was(experiments):
 # ---- the script -----------------------------------------------------------------------------
 
 
-def proof(tmp_path: Path, data: Path, *flags: str, right: str = "", wrong: str = ""):
-    text = SCRIPT.read_text()
-    assert right in text
-    path = tmp_path / "proved.py"
-    path.write_text(text.replace(right, wrong))
-    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    flags = ("--data", str(data), "--batch-size", "8", *flags)
-    return prove.run([*launcher, str(path), *flags], steps=3, timeout=100)
+def proof(tmp_path: Path, data: Path, *flags: str, **fault: str) -> prove.Proof:
+    return proofs.proof(SCRIPT, tmp_path, "--data", data, "--batch-size", 8, *flags, **fault)
 
 
 @pytest.mark.slow

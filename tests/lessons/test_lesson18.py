@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ROOT, run, run_script, torchrun
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from virtual_runs import virtual
 
 from multigpu import prove
@@ -173,6 +174,16 @@ def test_detail_is_right_about_a_rank_itself_alone(printed):
     assert re.search(own, text), text
     other = re.search(r"\[rank0\].*but Rank 1 is running collective: \S*OpType=(\w+)", text)
     assert other and other[1] != "BARRIER", "torch has mended it: change the lesson"
+
+
+def test_of_ranks_that_fail_in_the_same_second_torchrun_names_the_lowest(tmp_path):
+    failures = {}
+    for rank, (moment, words) in enumerate([(7, "closed"), (7, "first"), (8, "closed")]):
+        file = tmp_path / f"{rank}.json"
+        more = {"timestamp": moment}
+        file.write_text(json.dumps({"message": {"message": words, "extraInfo": more}}))
+        failures[rank] = ProcessFailure(rank, 1000 + rank, 1, str(file))
+    assert ChildFailedError("PT_Clinic.py", failures).get_first_failure()[0] == 0
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
+import proofs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -160,14 +161,8 @@ def test_without_a_balance_loss_two_experts_get_most_tokens(experiments):
 # ---- the script -----------------------------------------------------------------------------
 
 
-def proof(tmp_path: Path, data: Path, *flags: str, right: str = "", wrong: str = ""):
-    text = SCRIPT.read_text()
-    assert right in text
-    path = tmp_path / "proved.py"
-    path.write_text(text.replace(right, wrong))
-    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    flags = ("--data", str(data), "--batch-size", "8", *flags)
-    return prove.run([*launcher, str(path), *flags], steps=3, timeout=100)
+def proof(tmp_path: Path, data: Path, *flags: str, **fault: str) -> prove.Proof:
+    return proofs.proof(SCRIPT, tmp_path, "--data", data, "--batch-size", 8, *flags, **fault)
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def use():
 gc.callbacks.append(lambda phase, info: phases.append(phase))
 import torch
 gc.callbacks.clear()
-print("garbage", phases.count("start") < 5, gc.isenabled())
+print("garbage", phases.count("start") < 5, gc.isenabled(), gc.get_freeze_count() > 100_000)
 file.write("written at Python's end")
 print(torch.cuda.device_count(), torch.ones(2).cuda() + 1)
 import multigpu.virtual.control
@@ -116,7 +116,8 @@ import multigpu.virtual.control
     assert done.stdout.count("own sitecustomize sitecustomize\n") == 2
     assert (tmp_path / "left open").read_text() == "written at Python's end"
     assert (
-        "before False True\ngarbage True True\n1 tensor([2., 2.], device='cuda" in done.stdout
+        "before False True\ngarbage True True True\n1 tensor([2., 2.], device='cuda"
+        in done.stdout
     )
     assert "cuda:0 (GPU 1)" in done.stdout
 
