@@ -167,6 +167,7 @@ bench: $(INSTALLED)
 	python benchmarks/scaling.py
 	python benchmarks/virtual.py
 	python benchmarks/world.py
+	python benchmarks/finetune.py
 
 # It needs no environment of its own: PYTHON= is a Python 3.11 or newer with torch, scikit-learn and
 # matplotlib. An environment in .venv is used if it is there.

@@ -49,13 +49,13 @@ def make(source: Path, target: Path) -> Path:
 
 
 def _link_all(folder: Path, target: Path, without: str) -> None:
-    with suppress(OSError):
-        entries = list(os.scandir(folder))
-        for entry in entries if len(entries) <= MOST_IN_FOLDER else []:
-            if Path(entry.name).suffix in WRITTEN and entry.is_file():
-                shutil.copy2(entry.path, target / entry.name)
-            elif entry.name != without:
-                (target / entry.name).symlink_to(entry.path)
+    entries = _entries(folder)
+    for entry in entries if len(entries) <= MOST_IN_FOLDER else []:
+        place = target / entry.name
+        if Path(entry.name).suffix in WRITTEN and entry.is_file():
+            _copy_file(entry, place)
+        elif entry.name != without:
+            place.symlink_to(entry.path)
 
 
 def _copy(source: Path, target: Path) -> Path:
@@ -64,8 +64,7 @@ def _copy(source: Path, target: Path) -> Path:
     while waiting:
         folder, own = waiting.pop(0)
         own.mkdir(parents=True)
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        for entry in entries:
+        for entry in _entries(folder):
             if target.is_relative_to(entry.path):
                 # Temporary files are in the working folder itself.
                 continue
@@ -74,10 +73,22 @@ def _copy(source: Path, target: Path) -> Path:
             if entry.is_dir(follow_symlinks=False) and left > 0 and _is_copied(entry):
                 waiting.append((Path(entry.path), place))
             elif _is_small_file(entry):
-                shutil.copy2(entry.path, place)
+                _copy_file(entry, place)
             else:
                 place.symlink_to(os.path.join(folder, entry.name))
     return target
+
+
+# Other programs can delete files and folders meanwhile: the copy is then without them.
+def _entries(folder: Path) -> list[os.DirEntry]:
+    with suppress(OSError):
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    return []
+
+
+def _copy_file(entry: os.DirEntry, place: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copy2(entry.path, place)
 
 
 def _is_copied(folder: os.DirEntry) -> bool:

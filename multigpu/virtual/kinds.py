@@ -1,8 +1,8 @@
 """Tells parameters, gradients and optimizer state apart in the memory at its peak.
 
-An optimizer's step marks their blocks, if there was a new peak since the last marks: in most
-programs only the first two steps do. So does a request that does not fit, and the end of the
-program, with all tensors and optimizers that exist then.
+The program's first optimizer step, a request that does not fit, and the end of the program mark
+the blocks of all parameters and optimizers that exist then, frozen parameters, too. A later step
+marks those of its optimizer, if there was a new peak since the last marks.
 """
 
 import gc
@@ -24,6 +24,7 @@ from multigpu.virtual.sim.contents import GRADIENTS, MARKED, PARAMETERS, STATE
 _marked_at: list[int] = []
 # Whether each step marks the blocks.
 _at_each_step = False
+_had_a_step = False
 
 
 def watch(history: bool = False) -> None:
@@ -54,7 +55,11 @@ def mark_at_the_end() -> None:
 
 def _step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """The hook that torch calls before and after the step of any optimizer."""
-    if _has_new_peak() or _at_each_step:
+    global _had_a_step
+    if not _had_a_step:
+        _had_a_step = True
+        mark_living()
+    elif _has_new_peak() or _at_each_step:
         _mark_of(optimizer)
 
 

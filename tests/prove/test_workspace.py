@@ -1,6 +1,7 @@
 """A run sees the folder's files, and what it writes is not seen by others."""
 
 import os
+import shutil
 
 from wrong_cases import PROGRAMS
 
@@ -44,6 +45,26 @@ def test_what_is_around_the_folder_is_found_from_it(tmp_path):
         (tmp_path / name).write_text("found")
     made = workspace.make(tmp_path / "code" / "project", tmp_path / "run")
     assert (made / "../../data/x.txt").read_text() == "found"
+
+
+def test_what_is_deleted_while_it_is_copied_is_left_out(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    (source / "folder").mkdir(parents=True)
+    for name in ("gone.txt", "train.py"):
+        (source / name).write_text("x = 1")
+    entries = workspace._entries
+
+    def entries_then_deleted(folder):
+        found = entries(folder)
+        shutil.rmtree(source / "folder", ignore_errors=True)
+        (source / "gone.txt").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(workspace, "_entries", entries_then_deleted)
+    monkeypatch.setattr(workspace, "_is_copied", lambda entry: True)
+    monkeypatch.setattr(workspace, "_is_small_file", lambda entry: True)
+    made = workspace.make(source, tmp_path / "made")
+    assert [path.name for path in made.rglob("*") if path.is_file()] == ["train.py"]
 
 
 def test_a_run_does_not_go_on_from_another_runs_checkpoint(proved, tmp_path):

@@ -79,6 +79,37 @@ def test_what_filled_a_gpu_that_is_too_small(tmp_path):
     assert "does not fit: " in done.stdout and "(activations)" in done.stdout
 
 
+FROZEN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+def main():
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    torch.cuda.set_device(0)
+    with torch.device("meta"):
+        layers = [nn.Linear(1024, 1024, bias=False) for _ in range(2)]
+        model = nn.Sequential(*layers)
+    model[0].requires_grad_(False)
+    fully_shard(model)
+    model.to_empty(device="cuda")
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+main()
+"""
+
+
+def test_frozen_weights_that_fsdp_shards_are_parameters(tmp_path):
+    _, numbers = run(tmp_path, FROZEN)
+    kinds = numbers["gpus"][0]["bytes_by_kind"]
+    assert kinds["parameters"] >= PARAMETERS and kinds.get("other", 0) < MIB, kinds
+
+
 def lines(device: Device, exit_code: int = 0) -> list[str]:
     return list(Fit.of({"cuda:0": device}, exit_code).text())
 
