@@ -1,8 +1,8 @@
 """Tells parameters, gradients and optimizer state apart in the memory at its peak.
 
-The program's first optimizer step, a request that does not fit, and the end of the program mark
-the blocks of all parameters and optimizers that exist then, frozen parameters, too. A later step
-marks those of its optimizer, if there was a new peak since the last marks.
+The program's first optimizer step, a request that does not fit, and the end of the program
+mark the blocks of all parameters and optimizers that exist then, also of frozen parameters. A
+later step marks those of its optimizer, if there was a new peak since the last marks.
 """
 
 import gc
