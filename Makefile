@@ -28,7 +28,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-long test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove test-site site lint my-copy lab bench gpu-check slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-long test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove test-site test-container site lint my-copy lab bench gpu-check slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -50,6 +50,7 @@ help:
 	@echo "make lab         the same, then open them in JupyterLab"
 	@echo "make site        build the site: pages and notebooks with search, in build/site"
 	@echo "make test-site   open it in a browser, page by page"
+	@echo "make test-container  make the file system of Dockerfile with debootstrap, and try it, as root"
 	@echo "make bench       measure the figures of the README"
 	@echo "make gpu-check   on a machine with an NVIDIA GPU: check the PyTorch lessons and the virtual GPUs"
 	@echo "make slurm-up    start the classroom cluster, a real Slurm on this machine"
@@ -151,6 +152,10 @@ test-site: site
 	@echo "opening each page of the site in Chromium: about 2 minutes"
 	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	pytest -q tests/site/browser.py
+
+test-container: $(INSTALLED)
+	@echo "making Dockerfile's file system and trying it, without an engine: 10 minutes on 2 cores"
+	@python tests/container/run.py
 
 bench: $(INSTALLED)
 	@echo "measuring the README's figures: do not use the machine meanwhile"

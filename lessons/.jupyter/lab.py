@@ -32,12 +32,13 @@ c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False, "jupyter_lsp": 
 # Other users of the machine can reach a kernel's ports.
 c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
 
-# In a container the user is root. The server listens on the loopback only and wants its token.
+# In a container the user is root. The server wants its token.
 c.ServerApp.allow_root = True
 
 # The server prints thirty lines when it starts. This file prints only the address.
 c.Application.log_level = "ERROR"
-c.ServerApp.ip = "127.0.0.1"
+# The port that `docker run -p` publishes leads to another address of the container.
+c.ServerApp.ip = os.environ.get("JUPYTER_IP", "127.0.0.1")
 
 
 def print_address(info: Path) -> None:
@@ -70,5 +71,5 @@ if "JUPYTER_TOKEN" not in os.environ:
     info.unlink(missing_ok=True)  # of a process that had this number before
     threading.Thread(target=print_address, args=(info,), daemon=True).start()
 
-# Over ssh there is no browser, or one for text.
-c.ServerApp.open_browser = "SSH_CONNECTION" not in os.environ
+# Over ssh there is no browser, or one for text; in a container there is none.
+c.ServerApp.open_browser = not os.environ.keys() & {"SSH_CONNECTION", "JUPYTER_IP"}

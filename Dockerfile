@@ -1,0 +1,18 @@
+# The course in a container, for macOS, Windows and what else has an engine for Linux containers:
+#
+#   docker build -t multigpu .
+#   docker run --rm -it -p 127.0.0.1:8888:8888 -v "$PWD/my-copy:/course/my-copy" multigpu
+#
+# The second command starts JupyterLab; `… multigpu bash` is a shell. TORCH= takes the CUDA build of
+# PyTorch, for `docker run --gpus all`: docker build --build-arg TORCH= -t multigpu .
+FROM debian:bookworm-slim
+ARG TORCH=cpu
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates git make python3 python3-venv
+WORKDIR /course
+COPY . .
+RUN make install TORCH=$TORCH
+# The classroom cluster, and the sandbox of exercises.
+RUN .venv/bin/multigpu slurm install --with-mpi --with-bubblewrap
+# JupyterLab is reached from outside of the container, through the port that -p publishes.
+ENV JUPYTER_IP=0.0.0.0 PATH=/course/.venv/bin:$PATH
+CMD ["make", "lab"]
