@@ -8,11 +8,13 @@
 FROM debian:bookworm-slim
 ARG TORCH=cpu
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates git make python3 python3-venv
+# Outside of /course, so that the environment stays if a folder is mounted there.
+ENV VENV=/opt/venv PATH=/opt/venv/bin:$PATH
 WORKDIR /course
 COPY . .
 RUN make install TORCH=$TORCH
 # The classroom cluster, and the sandbox of exercises.
-RUN .venv/bin/multigpu slurm install --with-mpi --with-bubblewrap
+RUN multigpu slurm install --with-mpi --with-bubblewrap
 # JupyterLab is reached from outside of the container, through the port that -p publishes.
-ENV JUPYTER_IP=0.0.0.0 PATH=/course/.venv/bin:$PATH
+ENV JUPYTER_IP=0.0.0.0
 CMD ["make", "lab"]

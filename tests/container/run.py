@@ -27,7 +27,7 @@ TRIALS = (
     ("multigpu virtual --gpus 2 lessons/virtual/two_gpus.py", "fits"),
     ("multigpu exercise check lessons/02-data-parallel/solution.ipynb", "right"),
     (
-        "multigpu slurm up && sbatch --wait slurm/PT_CNN_MultiGPU.slurm && cat PT_CNN_MultiGPU-*.out",
+        "multigpu slurm up && sbatch --wait slurm/PT_CNN_MultiGPU.slurm && cat *.out",
         "accuracy",
     ),
 )
@@ -71,7 +71,7 @@ def bound() -> list[str]:
 
 
 def build(root: Path) -> dict[str, str]:
-    """Do what Dockerfile says in a new root file system; return the container's environment."""
+    """Do what Dockerfile says in a new root file system; return its environment."""
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     environment = {"PATH": path, "HOME": "/root", **pip}
