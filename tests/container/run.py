@@ -3,7 +3,7 @@
 Makes the root file system with debootstrap, runs Dockerfile's RUN lines in it, and then what a
 reader runs, with the capabilities that Docker gives a container by default. What is not tried:
 the engine itself, its seccomp filter, its network. BIND="PATH PATH" names what pip needs from
-this machine, such as its configuration or a folder with wheels; variables PIP_* are kept.
+this machine, such as its configuration or a folder with wheels: read only. PIP_* are kept.
 """
 
 import os
@@ -42,8 +42,12 @@ def instructions() -> list[tuple[str, str]]:
 
 def run(root: Path, environment: dict[str, str], command: str, limits: tuple[str, ...] = ()):
     """Run a shell command in the root file system, with processes and mounts of its own."""
-    binds = [f"mount --rbind {path} {root}{path}" for path in ("/dev", *bound())]
-    mounts = " && ".join([f"mount -t proc proc {root}/proc", *binds])
+    binds = [
+        f"mount --bind {path} {root}{path} && mount -o remount,ro,bind {root}{path}"
+        for path in bound()
+    ]
+    devices = f"mount --rbind /dev {root}/dev"
+    mounts = " && ".join([f"mount -t proc proc {root}/proc", devices, *binds])
     shell = ["chroot", str(root), *limits, "sh", "-c", command]
     return subprocess.run(
         [
@@ -79,7 +83,9 @@ def build(root: Path) -> dict[str, str]:
     for word, rest in instructions():
         if word == "FROM":
             suite = rest.removeprefix("debian:").removesuffix("-slim")
-            subprocess.run(["debootstrap", "--variant=minbase", suite, str(root)], check=True)
+            # It mounts /proc. What stayed mounted would be deleted with the folder.
+            debootstrap = ["debootstrap", "--variant=minbase", suite, str(root)]
+            subprocess.run(["unshare", "--mount", *debootstrap], check=True)
             for path in map(Path, bound()):
                 place = root / path.relative_to("/")
                 (place if path.is_dir() else place.parent).mkdir(parents=True, exist_ok=True)
