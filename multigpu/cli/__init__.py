@@ -4,8 +4,10 @@ Each command calls one module and prints what it returns.
 """
 
 import json
+import re
 import sys
 import time
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -17,9 +19,25 @@ from multigpu.errors import UserError
 from multigpu.terminal import announce
 from multigpu.virtual import after_torch
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="The course on training with many GPUs."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(metadata.version("multigpu"))
+        raise typer.Exit
+
+
+@app.callback()
+def multigpu(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """The course on training with many GPUs, and its tools."""
 
 
 # ---- multigpu slurm: a real Slurm on this machine -------------------------------------------
@@ -272,10 +290,34 @@ app.command("grade")(exercises.grade)
 
 
 def main() -> None:
-    """Run the command line; a UserError is printed as one sentence, with exit code 2."""
+    """Run the command line; a UserError is printed as one sentence, with exit code 2.
+
+    So is a missing package that one of the extras in pyproject.toml installs.
+    """
     after_torch.call(lambda: None)  # a command that imports torch ends sooner
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = _extra_with(error.name or "")
+        if extra is None:
+            raise
+        _fail(
+            f"this command needs the package {error.name}: run pip install "
+            f"'multigpu[{extra}]', or make install in a clone."
+        )
+
+
+def _fail(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def _extra_with(package: str) -> str | None:
+    """The extra of this distribution that installs a package, or None."""
+    for requirement in metadata.requires("multigpu") or ():
+        extra = re.search(r"extra == ['\"]([\w-]+)", requirement)
+        if extra and re.match(rf"{re.escape(package)}\b", requirement):
+            return extra[1]
+    return None

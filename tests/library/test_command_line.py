@@ -1,0 +1,29 @@
+"""The command itself: its version, and a package that is not installed."""
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from multigpu import cli
+
+
+def test_version():
+    command = [sys.executable, "-m", "multigpu.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == metadata.version("multigpu")
+
+
+def test_a_missing_package_of_an_extra_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "nbformat", None)
+    monkeypatch.setattr(
+        sys, "argv", ["multigpu", "exercise", "check", str(tmp_path / "x.ipynb")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: this command needs the package nbformat: run pip install 'multigpu[lab]', "
+        "or make install in a clone."
+    )
