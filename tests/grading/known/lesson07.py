@@ -94,12 +94,6 @@ KNOWN = [
         guesses(1.5, 3.0, None),
         ("moving variance, synchronized",),
     ),
-    Known(
-        "divided by n - 1",
-        "guess_norm",
-        guesses(1.5, 3, 14 / 3),
-        ("moving variance, synchronized",),
-    ),
     # ---- sample_weights
     Known(
         "mean per replica",
@@ -126,12 +120,6 @@ KNOWN = [
         ("sizes of the shards", "other batches"),
     ),
     Known(
-        "all images have weight 1",
-        "sample_weights",
-        weights(FULL, "1.0"),
-        ("gradient under MirroredStrategy", "other batches"),
-    ),
-    Known(
         "at most four replicas",
         "sample_weights",
         weights(f"{FULL}[:4]", "1 / batch"),
@@ -146,19 +134,6 @@ KNOWN = [
             """
 def replica_loss(losses, weights):
     return np.mean([a * b for a, b in zip(losses, weights)])
-""",
-        ),
-        ("loss of a replica", "other batches"),
-    ),
-    Known(
-        "divided by the number of images",
-        "sample_weights",
-        weights(
-            FULL,
-            "1 / batch",
-            """
-def replica_loss(losses, weights):
-    return sum(losses) / len(losses) if losses else 0
 """,
         ),
         ("loss of a replica", "other batches"),
@@ -184,18 +159,6 @@ def replica_loss(l, w):
         "height and width swapped",
         "to_keras",
         keras("weight.permute(3, 2, 1, 0)"),
-        ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
-    ),
-    Known(
-        "reshaped, not transposed",
-        "to_keras",
-        keras("weight.reshape(*weight.shape[2:], weight.shape[1], weight.shape[0])"),
-        ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
-    ),
-    Known(
-        "inputs and outputs not swapped",
-        "to_keras",
-        keras("weight.permute(2, 3, 0, 1)"),
         ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
     ),
     Known(
@@ -272,15 +235,6 @@ def batch_norm(rows, moving_mean, moving_variance):
     variance = all_reduce(rows.var(0, unbiased=False)) / world
 """),
         (EVEN, SENT, OTHER),
-    ),
-    Known(
-        "own statistics",
-        "batch_norm",
-        norm("""
-    mean = rows.mean(0)
-    variance = rows.var(0, unbiased=False)
-"""),
-        (EVEN, UNEVEN, SENT, OTHER),
     ),
     Known(
         "shards of one size only",

@@ -55,12 +55,6 @@ KNOWN = [
         ("the scale of torch's GradScaler",),
     ),
     Known(
-        "the scale grows at once",
-        "guess_scale",
-        "# answer: guess_scale\nguess_scale = 65536\n",
-        ("the scale of torch's GradScaler",),
-    ),
-    Known(
         "no number",
         "guess_scale",
         "# answer: guess_scale\nguess_scale = [32768, 65536]\n",
@@ -165,21 +159,6 @@ KNOWN = [
         (OVERFLOW, OUTLIERS),
     ),
     Known(
-        "the scale does not fall",
-        "scaled_step",
-        STEP
-        + BACKWARD
-        + """    if not all(gradient.isfinite().all() for gradient in gradients):
-        state["good"] = 0
-        return
-"""
-        + UNSCALE
-        + CLIP
-        + APPLY
-        + GROW,
-        (OVERFLOW, OUTLIERS),
-    ),
-    Known(
         "an overflow does not set the counter back",
         "scaled_step",
         STEP
@@ -231,15 +210,6 @@ KNOWN = [
         "bytes_needed",
         BYTES
         + """    each = 2 if precision == "bf16-true" else 4
-    return n * each * {"SGD": 2, "momentum": 3, "Adam": 4}[optimizer]
-""",
-        (MIXED, MODELS),
-    ),
-    Known(
-        "mixed halves all",
-        "bytes_needed",
-        BYTES
-        + """    each = 4 if precision == "32-true" else 2
     return n * each * {"SGD": 2, "momentum": 3, "Adam": 4}[optimizer]
 """,
         (MIXED, MODELS),
@@ -345,21 +315,6 @@ KNOWN = [
         + """    rows = rows.bfloat16()
     for _ in range(updates):
         loss = loss_of(net, rows, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-""",
-        (BFLOAT16, UPDATES),
-    ),
-    Known(
-        "in float16",
-        "inner_loop",
-        INNER
-        + """    for _ in range(updates):
-        with torch.autocast("cpu", torch.float16):
-            loss = loss_of(net, rows, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
