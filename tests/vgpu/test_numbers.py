@@ -145,6 +145,7 @@ OTHER_KERNELS = {
     "RNN": (lambda: nn.RNN(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "LSTM": (lambda: nn.LSTM(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "GRU": (lambda: nn.GRU(12, 6, 2, batch_first=True, bidirectional=True), sequences),
+    "LSTM with a projection": (lambda: nn.LSTM(12, 6, proj_size=3), sequences),
     "LSTM without bias": (lambda: nn.LSTM(12, 6, bias=False), sequences),
     "GRU without bias": (lambda: nn.GRU(12, 6, bias=False), sequences),
     "LSTM cells": (lambda: Cells(nn.LSTMCell), sequences),

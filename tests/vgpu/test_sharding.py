@@ -105,7 +105,9 @@ SERIAL = train(Net())
 
 
 def record(call):
-    results[call.__name__] = call()
+    # Two ranks load what four have saved; all else is the same with two.
+    if ranks == 4 or call.__name__ in ("memory_and_time", "a_checkpoint"):
+        results[call.__name__] = call()
 
 
 def sharded(net, **options):
@@ -179,8 +181,6 @@ def fsdp2_with_mixed_precision():
 
 @record
 def hybrid_sharding():
-    if ranks == 2:
-        return 0.0
     # Replicas on the two nodes; each is sharded inside its node.
     mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     return difference(train(sharded(Net().to(device), mesh=mesh), own_loss), SERIAL)
@@ -338,13 +338,18 @@ def ranks(request, two, four):
         "a_checkpoint",
     ],
 )
-def test_it_equals_the_serial_run(ranks, what):
-    """After five steps of AdamW. Two ranks load the checkpoint that four have saved."""
-    assert [rank[what] < 1e-6 for rank in ranks] == [True] * len(ranks), ranks[0][what]
+def test_it_equals_the_serial_run(four, what):
+    """After five steps of AdamW."""
+    assert [rank[what] < 1e-6 for rank in four] == [True] * 4, four[0][what]
 
 
-def test_the_comparison_sees_a_run_without_synchronisation(ranks):
-    assert all(rank["without_synchronisation"] > 1e-3 for rank in ranks)
+def test_two_ranks_load_the_checkpoint_of_four(two):
+    """They go on with the optimizer's state, too."""
+    assert [rank["a_checkpoint"] < 1e-6 for rank in two] == [True] * 2, two[0]["a_checkpoint"]
+
+
+def test_the_comparison_sees_a_run_without_synchronisation(four):
+    assert all(rank["without_synchronisation"] > 1e-3 for rank in four)
 
 
 def seconds(name: str, nbytes: int, ranks: int) -> float:
@@ -379,8 +384,8 @@ def test_the_time_of_fsdp2s_collectives(ranks):
         assert rank["memory_and_time"]["spans"] == spans
 
 
-def test_the_time_of_ddps_map_of_used_parameters(ranks):
+def test_the_time_of_ddps_map_of_used_parameters(four):
     """The last all-reduce of a step has one int32 for each parameter."""
-    for rank in ranks:
+    for rank in four:
         parameters, span = rank["map"]
-        assert span == pytest.approx(seconds("allreduce", 4 * parameters, len(ranks)))
+        assert span == pytest.approx(seconds("allreduce", 4 * parameters, 4))

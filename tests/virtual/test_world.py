@@ -139,7 +139,6 @@ def test_ddp_on_1024_gpus(tmp_path):
     ("program", "ranks", "arguments", "as_rank"),
     [
         (DDP, 4, (), "3"),
-        (FSDP, 4, (4,), "0"),
         (FSDP, 4, (2, 2), "1"),
         (PIPELINE, 4, (2,), "1,3"),
     ],
