@@ -280,18 +280,6 @@ def gpus_needed(parts, times):
         ALL_TRAIN,
     ),
     Known(
-        "the labels stay on the CPU",
-        "train",
-        changed(
-            TRAIN,
-            (
-                "labels = rows.to(device), labels.to(device)",
-                "labels = rows.to(device), labels",
-            ),
-        ),
-        ALL_TRAIN,
-    ),
-    Known(
         "all on the CPU",
         "train",
         changed(TRAIN, ("    model = model", '    device = "cpu"\n    model = model')),
@@ -328,18 +316,5 @@ def gpus_needed(parts, times):
             ),
         ),
         ("the losses",),
-    ),
-    Known(
-        "moved in each forward",
-        "train",
-        changed(
-            TRAIN,
-            (BUFFERS, "        self.constants = mean, deviation\n"),
-            (
-                "        return (rows - self.mean) / self.deviation",
-                "        mean, deviation = (each.to(rows.device) for each in self.constants)\n"
-                "        return (rows - mean) / deviation",
-            ),
-        ),
     ),
 ]

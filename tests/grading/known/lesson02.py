@@ -124,12 +124,6 @@ KNOWN = [
         (FOUR, FAIR, CHUNKS),
     ),
     Known(
-        "assumes two GPUs",
-        "data_parallel",
-        changed(DATA_PARALLEL, ("    state =", "    devices = devices[:2]\n    state =")),
-        (FAIR, CHUNKS),
-    ),
-    Known(
         "assumes four chunks",
         "data_parallel",
         changed(
@@ -340,27 +334,6 @@ def mean_loss(number, total):
         "recompute_statistics",
         changed(STATISTICS, ("        norm.momentum = momentum\n", "        pass\n")),
         (STAYS, TWO),
-    ),
-    Known(
-        "the momentum of the first model for all",
-        "recompute_statistics",
-        changed(
-            STATISTICS, ("        norm.momentum = momentum\n", "        norm.momentum = 0.2\n")
-        ),
-        (TWO,),
-    ),
-    Known(
-        "all modules get the mode of the model",
-        "recompute_statistics",
-        changed(
-            STATISTICS,
-            ("    modes =", "    was = model.training\n    modes ="),
-            (
-                "    for module, mode in modes:\n        module.training = mode\n",
-                "    model.train(was)\n",
-            ),
-        ),
-        (STAYS,),
     ),
     Known(
         "only children of the model",

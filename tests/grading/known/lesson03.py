@@ -197,12 +197,5 @@ KNOWN = [
         "# answer: moves\nmoves = broken_moves",
         (GPUS, PLACEMENTS),
     ),
-    Known(
-        "only the labels mended",
-        "moves",
-        "# answer: moves\ndef moves(placement):\n"
-        "    return broken_moves(placement)[:-1] + [placement[-1]]",
-        (GPUS, PLACEMENTS),
-    ),
     Known("one change only", "moves", ONE_CHANGE, (PLACEMENTS,)),
 ]

@@ -58,13 +58,6 @@ UNEQUAL = changed(SHARD, (PAD, ""), (PART, "    return rows[rank::ranks]\n"))
 DROPPED = changed(SHARD, ("(n + ranks - 1) // ranks", "n // ranks"))
 RANKS_SEED = changed(SHARD, ('f"epoch {epoch}"', "epoch + rank"))
 ONCE_MORE = changed(SHARD, ("(rows * ranks)[: size * ranks]", "rows + rows[: -n % ranks]"))
-NUMPY = """# answer: shard
-import numpy as np
-
-def shard(n, ranks, rank, epoch):
-    order = np.random.default_rng(epoch).permutation(n)
-    return np.resize(order, -(-n // ranks) * ranks)[rank::ranks]
-"""
 TENSORS = """# answer: shard
 def shard(n, ranks, rank, epoch):
     order = torch.randperm(n, generator=torch.Generator().manual_seed(epoch))
@@ -75,7 +68,6 @@ TOO_MANY = changed(SHARD, ("(n + ranks - 1) // ranks", "n // ranks + 1"))
 SHARDS = [
     Known("shard: contiguous parts of one order", "shard", SHARD),
     Known("shard: with torch's sampler", "shard", SAMPLER),
-    Known("shard: an array", "shard", NUMPY),
     Known("shard: a list of tensors", "shard", TENSORS),
     Known("shard: no set_epoch", "shard", NO_SET_EPOCH, (EPOCH,)),
     Known("shard: each rank shuffles the same rows again", "shard", OWN_ROWS, (EPOCH,)),

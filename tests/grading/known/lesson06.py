@@ -118,7 +118,6 @@ KNOWN = [
         "    return names\n",
     ),
     Known("as it was", "devices_of", devices("local_rank"), (TWO, OTHER)),
-    Known("all ranks from cuda:0 on", "devices_of", devices("0"), (TWO, OTHER)),
     Known("two stages only", "devices_of", devices("2 * local_rank"), (OTHER,)),
     # ---- layout
     Known("sorted plans", "layout", layout()),
@@ -142,12 +141,6 @@ KNOWN = [
         "layout",
         layout(one="True"),
         (STAGES, WHERE, MODELS, FULLEST, NOTHING),
-    ),
-    Known(
-        "activations need no memory",
-        "layout",
-        layout(one="4 * sum(weights) <= memory", fits="4 * max(before, after) <= memory"),
-        (STAGES, WHERE, MODELS, FULLEST),
     ),
     Known("the middle cut", "layout", layout(cuts="[n // 2]"), (MODELS,)),
     Known("the smallest message", "layout", layout(score="(sent, seconds)"), (MODELS,)),

@@ -114,12 +114,6 @@ KNOWN = [
         ("sizes of the shards", "other batches"),
     ),
     Known(
-        "no list for an empty shard",
-        "sample_weights",
-        weights(f"[shard for shard in {FULL} if shard]", "1 / batch"),
-        ("sizes of the shards", "other batches"),
-    ),
-    Known(
         "at most four replicas",
         "sample_weights",
         weights(f"{FULL}[:4]", "1 / batch"),
@@ -166,12 +160,6 @@ def replica_loss(l, w):
         "to_keras",
         keras(zeros="0", word="same"),
         ("convolution, stride 2", "other convolutions"),
-    ),
-    Known(
-        "padded twice",
-        "to_keras",
-        keras(word="same"),
-        ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
     ),
     Known("always one row of zeros", "to_keras", keras(zeros="1"), ("other convolutions",)),
     Known(
@@ -255,16 +243,6 @@ def batch_norm(rows, moving_mean, moving_variance):
     variance = (sums[2] / sums[0]).reshape(1) - mean**2
 """),
         (OTHER,),
-    ),
-    Known(
-        "n - 1",
-        "batch_norm",
-        norm("""
-    n = all_reduce(torch.tensor([float(len(rows))]))
-    mean = all_reduce(rows.sum(0)) / n
-    variance = all_reduce(((rows - mean) ** 2).sum(0)) / (n - 1)
-"""),
-        (EVEN, SENT, OTHER),
     ),
     Known(
         "all rows are sent",

@@ -142,12 +142,6 @@ KNOWN = [
         "ports above 65535", "tf_config", config("10_000 + 2 * job + place"), (OTHER_NODES,)
     ),
     Known(
-        "two workers a node at most",
-        "tf_config",
-        config("10_000 + 2 * (job % 20_000) + hosts[:place].count(host)"),
-        (OTHER_NODES,),
-    ),
-    Known(
         "few jobs",
         "tf_config",
         config("10_000 + 16 * (job % 100) + hosts[:place].count(host)"),
@@ -180,17 +174,6 @@ def tf_config(hosts, rank, job):
         (EVEN, LAST, OTHER),
     ),
     Known(
-        "AUTO on the whole order",
-        "read",
-        read("""
-    share = -(-len(order) // workers)
-    own = order[share * worker : share * (worker + 1)]
-    for start in range(0, len(own), size):
-        steps.append([(image, 1 / batch) for image in own[start : start + size]])
-"""),
-        (EVEN, LAST, OTHER),
-    ),
-    Known(
         "the full batch's weight",
         "read",
         read("""
@@ -211,16 +194,6 @@ def tf_config(hosts, rank, job):
         images = images + order[: batch - len(images)]
         pairs = [(image, 1 / batch) for image in images]
         steps.append(pairs[size * worker : size * (worker + 1)])
-"""),
-        (LAST, OTHER),
-    ),
-    Known(
-        "the last batch dropped",
-        "read",
-        read("""
-    for start in range(0, len(order) - batch + 1, batch):
-        images = order[start : start + batch][size * worker : size * (worker + 1)]
-        steps.append([(image, 1 / batch) for image in images])
 """),
         (LAST, OTHER),
     ),
@@ -266,12 +239,6 @@ def train(w, batches, rate):
         "as many steps as the worker with the fewest",
         "train",
         train("    dist.all_reduce(steps, dist.ReduceOp.MIN)", "batches[step]"),
-        (EQUAL, MORE, OTHER_WORKERS),
-    ),
-    Known(
-        "the last batch again",
-        "train",
-        train(MOST, "batches[min(step, len(batches) - 1)]"),
         (EQUAL, MORE, OTHER_WORKERS),
     ),
     Known(

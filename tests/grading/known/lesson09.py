@@ -244,17 +244,6 @@ KNOWN = [
         (LOSSES,),
     ),
     Known(
-        "compares with the epoch before",
-        "early_stopping",
-        STOP
-        + MEAN
-        + """        self.waited = 0 if loss < self.best else self.waited + 1
-        self.best = loss
-        trainer.should_stop = self.waited >= self.patience
-""",
-        (LOSSES,),
-    ),
-    Known(
         "rank 0 decides, and broadcasts",
         "early_stopping",
         """# answer: early_stopping
@@ -293,23 +282,6 @@ class StopEarly:
         (UNEVEN, EPOCHS),
     ),
     Known(
-        "carries the last group into the next epoch",
-        "accumulation",
-        FIT
-        + """        number = 0
-        for epoch in range(self.max_epochs):
-            for index, batch in enumerate(batches):
-                (module.training_step(batch, index) / self.accumulate).backward()
-                number += 1
-                last = number == self.max_epochs * len(batches)
-                if number % self.accumulate == 0 or last:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    self.global_step += 1
-""",
-        (EPOCHS,),
-    ),
-    Known(
         "the loss is not divided",
         "accumulation",
         FIT
@@ -337,19 +309,6 @@ class StopEarly:
                 self.global_step += 1
 """,
         (UNEVEN, EPOCHS),
-    ),
-    Known(
-        "the gradients are never set to zero",
-        "accumulation",
-        FIT
-        + """        for _ in range(self.max_epochs):
-            for number, batch in enumerate(batches, 1):
-                (module.training_step(batch, number) / self.accumulate).backward()
-                if number % self.accumulate == 0 or number == len(batches):
-                    optimizer.step()
-                    self.global_step += 1
-""",
-        (EVEN, UNEVEN, EPOCHS),
     ),
     Known(
         "global_step counts batches",

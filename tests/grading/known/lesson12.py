@@ -40,11 +40,6 @@ ALL_ON_EACH = changed(MENDED, ("images[rank::ranks]", "images"))
 ROUNDS_DOWN = changed(
     MENDED, ("own + [-1] * (length - len(own))", "own[: len(images) // ranks]")
 )
-# As ElasticDistributedSampler: the numbers from `done` up, not the rest of the order.
-FROM_DONE_UP = changed(
-    STARTS_AGAIN,
-    ("rows = []", "rows, order = [], [image for image in order if image >= done]"),
-)
 DROPS_LAST = changed(MENDED, ("len(order), batch", "len(order) - batch + 1, batch"))
 STEP_AT_THE_END = changed(
     MENDED,
@@ -60,7 +55,6 @@ SHARDS = [
     Known("shards: all on each rank", "shards", ALL_ON_EACH, (FIRST, *UNLIKE_FIRST)),
     Known("shards: rounds down", "shards", ROUNDS_DOWN, UNLIKE_FIRST),
     Known("shards: the rank's part first", "shards", HEAD + RANK_FIRST, UNLIKE_FIRST),
-    Known("shards: numbers from done up", "shards", FROM_DONE_UP, (CHANGE, OTHER_WORLDS)),
     Known("shards: drops the last batch", "shards", DROPS_LAST, UNLIKE_FIRST),
     Known("shards: a step when nothing is left", "shards", STEP_AT_THE_END, (OTHER_WORLDS,)),
 ]
@@ -151,10 +145,6 @@ SYNC_FIRST = changed(
 """,
     ),
 )
-# No sync, and a text that was cut is taken for no checkpoint.
-HIDES_A_CUT = changed(
-    NO_SYNC, ('if "checkpoint" not in files:', 'if len(files.get("checkpoint", "")) < 27:')
-)
 
 SAVES = [
     Known("save: a file that names the newest", "save_plan", STEP_NAMES),
@@ -165,7 +155,6 @@ SAVES = [
     Known("save: no sync", "save_plan", NO_SYNC, (AFTER, ANY_MOMENT, TWO_CUTS)),
     Known("save: in place", "save_plan", IN_PLACE, (ANY_MOMENT, TWO_CUTS)),
     Known("save: two files in turn", "save_plan", IN_TURN, (TWO_CUTS,)),
-    Known("save: hides what is cut", "save_plan", HIDES_A_CUT, (AFTER, ANY_MOMENT, TWO_CUTS)),
     Known(
         "save: nothing",
         "save_plan",

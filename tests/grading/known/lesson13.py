@@ -39,10 +39,6 @@ FIRST_RUN = changed(
     EFFICIENCIES,
     ('runs = sorted(runs, key=lambda run: run["world_size"])\n    ', ""),
 )
-LAST_REPEAT = changed(
-    EFFICIENCIES,
-    ('[r for r in runs if r["world_size"] == run["world_size"]]', "[run]"),
-)
 
 RUNS = [
     Known("runs: sorted first", "efficiencies", EFFICIENCIES),
@@ -53,7 +49,6 @@ RUNS = [
     Known("runs: the base has one rank", "efficiencies", ONE_RANK, (OTHER_RUNS,)),
     Known("runs: divided by all ranks", "efficiencies", BASE_OF_ONE, (OTHER_RUNS,)),
     Known("runs: the base is the first run", "efficiencies", FIRST_RUN, (OTHER_RUNS,)),
-    Known("runs: the last run of a size", "efficiencies", LAST_REPEAT, (OTHER_RUNS,)),
 ]
 
 # ---- weak_scaling ---------------------------------------------------------------------------
@@ -87,7 +82,6 @@ NO_WAIT_BEFORE = changed(
     MENDED,
     ("        cluster.synchronize()\n        began", "        began"),
 )
-NO_WARM_UP = changed(MENDED, ("range(cluster.warm_up)", "range(0)"))
 WARM_UP_OF_2 = changed(MENDED, ("range(cluster.warm_up)", "range(2)"))
 WARM_UP_OF_3 = changed(MENDED, ("range(cluster.warm_up)", "range(3)"))
 LONG_WARM_UP = changed(MENDED, ("range(cluster.warm_up)", "range(50)"))
@@ -109,7 +103,6 @@ CLUSTERS = [
     Known("clusters: the broken program", "weak_scaling", BROKEN, EVERY_CLUSTER),
     Known("clusters: no wait at the end", "weak_scaling", NO_WAIT_AT_THE_END, EVERY_CLUSTER),
     Known("clusters: no wait before", "weak_scaling", NO_WAIT_BEFORE, EVERY_CLUSTER),
-    Known("clusters: no warm-up", "weak_scaling", NO_WARM_UP, EVERY_CLUSTER),
     Known(
         "clusters: two steps warm up", "weak_scaling", WARM_UP_OF_2, (EIGHT, OTHER_CLUSTERS)
     ),
@@ -153,7 +146,6 @@ MEAN_OF_SHARES = changed(
 )  # fmt: skip
 NEEDS_ONE = changed(ASK_FOR, ("    top = bottom", "    speed_ups[1]\n    top = bottom"))
 NO_QUEUE = changed(ASK_FOR, ("(wait + hours", "(0 * wait + hours"))
-NO_LIMIT = changed(ASK_FOR, ("if ratio < lowest:", "if False:"))
 LARGER = changed(
     ASK_FOR,
     ("* n + 1 - share)\n", "* n + 1 - share)\n        n = -n\n"),
@@ -167,7 +159,6 @@ TRAININGS = [
     Known("ask: the mean of shares", "ask_for", MEAN_OF_SHARES, (FIT,)),
     Known("ask: needs one GPU", "ask_for", NEEDS_ONE, (OTHER_TRAININGS,)),
     Known("ask: without the queue", "ask_for", NO_QUEUE, (FIRST, OTHER_TRAININGS)),
-    Known("ask: any efficiency", "ask_for", NO_LIMIT, (FIRST, OTHER_TRAININGS)),
     Known("ask: of two the larger", "ask_for", LARGER, (OTHER_TRAININGS,)),
     Known("ask: none is the fewest", "ask_for", FEWEST_IF_NONE, (OTHER_TRAININGS,)),
 ]

@@ -149,12 +149,6 @@ KNOWN = [
         (OTHER, MORE),
     ),
     Known(
-        "places, too",
-        "finish",
-        changed(FINISH, ('name == "down_bias"', 'name in ("down_bias", "places")')),
-        (OTHER, MORE),
-    ),
-    Known(
         "averaged, as by DDP",
         "finish",
         changed(
