@@ -245,10 +245,10 @@ def test_a_program_that_goes_on_from_its_checkpoint_has_no_range(tmp_path):
 
 def test_steps_end_the_program(tmp_path):
     script = write(tmp_path, DDP.replace("range(4)", "range(10**9)"))
-    text, numbers = report(tmp_path, "--world", 8, "--steps", 3, script)
+    text, numbers = report(tmp_path, "--world", 8, "--shapes-only", "--steps", 3, script)
     assert "step 1: loss" in text and "step 2: loss" not in text
     assert numbers["step"]["steps"] == 2
-    text, numbers = report(tmp_path, "--world", 8, "--steps", 1, script)
+    text, numbers = report(tmp_path, "--world", 8, "--shapes-only", "--steps", 1, script)
     assert "the only step, with the program's start: let it make more" in text
 
 
