@@ -12,18 +12,12 @@ from multigpu.virtual.sim.network import Network, collective_seconds
 pytestmark = pytest.mark.slow
 
 WORKER = """
-import json, sys, torch
-from datetime import timedelta
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from multigpu.virtual import control
 
-rank, port, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+what = sys.argv[3]
 first, second = control.start(2)
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
+join()
 
 
 class Halves(nn.Module):
@@ -226,25 +220,19 @@ def test_no_thread_of_gloo_is_left_when_python_ends():
 
 
 KILLED = """
-import json, os, signal, sys, tempfile
-from datetime import timedelta
+import os, signal, tempfile
 from pathlib import Path
-import torch.distributed as dist
-from multigpu.virtual import control
 
 here = Path(__file__).parent
 tempfile.tempdir = str(here)
 
-rank, port, is_killed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"
 control.start(1)
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
+join()
 dist.new_group([0, 1])
 dist.barrier()
 folders = len(list(here.glob("multigpu-ranks-*")))
 dist.barrier()
-if is_killed:
+if sys.argv[3] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 dist.destroy_process_group()
 print(json.dumps(folders))

@@ -15,9 +15,7 @@ from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import copy, json, sys, torch, warnings
-from datetime import timedelta
-import torch.distributed as dist
+import copy, warnings
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -33,16 +31,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
-from multigpu.virtual import control
 
 warnings.simplefilter("ignore")
-rank, port, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+folder = sys.argv[3]
 (device,) = control.start(1, gpus_per_node=2, between_nodes="HDR200")
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group(
-    "vgpu", store=store, rank=rank, world_size=ranks, timeout=a_minute, device_id=device
-)
+join(device_id=device)
 results = {}
 
 
@@ -307,13 +300,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(folder):
-    return run_ranks(PROGRAM, 4, folder, 4, folder / "checkpoint")
+    return run_ranks(PROGRAM, 4, folder, folder / "checkpoint")
 
 
 @pytest.fixture(scope="module")
 def two(folder, four):
     """After `four`, whose checkpoint these two load."""
-    return run_ranks(PROGRAM, 2, folder, 2, folder / "checkpoint")
+    return run_ranks(PROGRAM, 2, folder, folder / "checkpoint")
 
 
 @pytest.fixture(params=[2, 4])

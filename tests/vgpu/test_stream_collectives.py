@@ -8,21 +8,13 @@ from virtual_ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 START = """
-import json, sys, torch
-from datetime import timedelta
-import torch.distributed as dist
 from torch import nn
-from multigpu.virtual import control
 from multigpu import Link
 from multigpu.virtual.sim import machine
 
-rank, port = int(sys.argv[1]), int(sys.argv[2])
 slow = Link("slow", bandwidth=1e10, latency=1e-6)
 (device,) = control.start(1, gpu="A100-80GB", link=slow, compute=False)
-store = dist.TCPStore(
-    "127.0.0.1", port, 2, is_master=rank == 0, timeout=timedelta(seconds=60)
-)
-dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
+join()
 results = {}
 """
 

@@ -19,7 +19,6 @@ from multigpu.virtual import command
 from multigpu.virtual.sim.network import Network, collective_seconds, transfer_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
-LAUNCH = "torch.distributed.launch"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 BEGIN = """
@@ -385,7 +384,6 @@ def test_a_rank_that_ignores_sigterm_ends_when_another_fails(monkeypatch):
         (["--world", "8", "--tokens-per-step", "-1", "p.py"], "--tokens-per-step is -1"),
         (["--world", "8", "--gpus-per-node", "-4", "p.py"], "--gpus-per-node is -4"),
         (["--world", "8", "torchrun", "p.py"], "leave torchrun and its flags out"),
-        (["--world", "8", sys.executable, "-m", LAUNCH, "p.py"], "leave torchrun and its"),
         (["--world", "8", TORCHRUN, "p.py"], "leave torchrun and its flags out"),
         (["--world", "8", "-"], "the standard input can be read once: give the file"),
     ],
