@@ -304,7 +304,7 @@ def test_the_number_of_processes_is_limited(session):
         ("return object()", "NotPlain"),
     ],
 )
-def test_what_ends_it_is_named(session, body, kind):
+def test_a_session_that_ends_says_the_cause(session, body, kind):
     with pytest.raises(StudentError) as caught:
         call(session, body)
 

@@ -190,7 +190,7 @@ def test_a_data_loader_with_pinned_memory(two, workers):
         assert torch.equal(x.to(two[0], non_blocking=True).cpu(), y.float())
 
 
-def test_phases(round_gpus):
+def test_events_have_the_phases_of_a_step(round_gpus):
     model = nn.Linear(4, 4).to(round_gpus[0])
     update = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(2, 4, device=round_gpus[0])).sum().backward()

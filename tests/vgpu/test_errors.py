@@ -1,13 +1,11 @@
 """A virtual GPU raises the errors of a GPU, in CUDA's words; and the errors of its start."""
 
-import os
 import re
 import threading
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 from multigpu.errors import UserError
 from multigpu.virtual import control
@@ -129,22 +127,6 @@ def test_numbers_of_the_host_are_accepted(two):
     assert (x * torch.tensor(2.0) + torch.tensor(1)).tolist() == [3, 3, 3]
     assert x.masked_fill(x > 0, torch.tensor(5.0)).tolist() == [5, 5, 5]
     assert x.fill_(torch.tensor(4.0)).tolist() == [4, 4, 4]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_worker_cannot_use_the_tensors(two):
-    rows = TensorDataset(torch.ones(4, 2, device=two[0]))
-    with pytest.raises(RuntimeError, match="spawn"):
-        list(DataLoader(rows, 2, num_workers=1, multiprocessing_context="fork"))
-    raised_forked = 7
-    child = os.fork()
-    if child == 0:
-        try:
-            rows.tensors[0] + 1
-        except RuntimeError as error:
-            os._exit(raised_forked if "forked" in str(error) else 8)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == raised_forked
 
 
 def test_each_thread_gets_its_own_exception(two):

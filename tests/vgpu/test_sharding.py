@@ -331,7 +331,7 @@ def ranks(request, two, four):
         "a_checkpoint",
     ],
 )
-def test_it_equals_the_serial_run(four, what):
+def test_sharded_training_equals_the_serial_run(four, what):
     """After five steps of AdamW."""
     assert [rank[what] < 1e-6 for rank in four] == [True] * 4, four[0][what]
 

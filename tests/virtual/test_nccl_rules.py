@@ -229,7 +229,7 @@ def stood_still(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", STAND_STILL)
-def test_it_stands_still_and_says_why(stood_still, name):
+def test_a_wrong_program_stands_still_and_says_why(stood_still, name):
     _, lines, likely = STAND_STILL[name]
     first, second = stood_still[name]
 

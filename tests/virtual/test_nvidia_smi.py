@@ -33,7 +33,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv(record.VARIABLE, str(tmp_path))
 
 
-def test_the_table(run):
+def test_the_table_of_nvidia_smi(run):
     lines = nvidia_smi.output([])
     assert len({len(line) for line in lines[1:]}) == 1, "one width"
     rows = [line.split() for line in lines]
@@ -106,7 +106,7 @@ def test_what_nvidia_smi_refuses(run, words, sentence):
     assert nvidia_smi.output(["-i", "2"]) == ["No devices were found"]
 
 
-def test_neither_imports_torch():
+def test_nvidia_smi_and_pynvml_do_not_import_torch():
     code = (
         "import sys, multigpu.virtual.nvidia_smi; from multigpu.virtual import packages; "
         "sys.meta_path.insert(0, packages.Finder()); "
