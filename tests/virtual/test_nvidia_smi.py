@@ -1,18 +1,16 @@
 """nvidia-smi and NVML (pynvml) of virtual GPUs."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
 import torch
-from commands import clean_environment
 from commands import run as run_process
 from virtual_runs import virtual, write
 
 import multigpu
 from multigpu.errors import UserError
-from multigpu.virtual import nvidia_smi, record, shared_memory
+from multigpu.virtual import nvidia_smi, record
 from multigpu.virtual import nvml as nvml_stand_in
 from multigpu.virtual.options import VARIABLE, Options
 from multigpu.virtual.visible import visible_gpus
@@ -60,36 +58,6 @@ def test_what_programs_query(run):
     ]
     query = ["--query-compute-apps=pid,used_memory", "--format=csv"]
     assert nvidia_smi.output(query) == ["pid, used_gpu_memory [MiB]"]
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from multigpu.virtual.shared_memory import SharedMemory
-
-memory = SharedMemory(Path(sys.argv[1]), SimpleNamespace(capacity=2**30))
-memory.occupy(20 * 2**20)
-print(flush=True)
-input()
-"""
-
-
-def test_a_process_that_has_ended_has_no_memory(run, tmp_path):
-    """A monitor without torch reads the GPU's table alone."""
-    table = tmp_path / f"{shared_memory.machine()}.1.memory"
-    query = ["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, table],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        holder.stdout.readline()
-        assert nvidia_smi.output(query) == [f"{UUID}1, {holder.pid}, 20 MiB"]
-        holder.kill()
-        holder.wait()
-        assert nvidia_smi.output(query) == []
 
 
 @pytest.mark.parametrize(
