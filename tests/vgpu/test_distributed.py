@@ -57,23 +57,24 @@ def events(*names):
 
 
 results = {}
-if what in ("ddp", "bucket_view"):
-    torch.manual_seed(rank)  # different weights: DDP sends rank 0's to all
-    model = Halves(first, second)
-    serial = Halves("cpu", "cpu")
-    ddp = DDP(model, gradient_as_bucket_view=what == "bucket_view")
-    serial.load_state_dict({key: value.cpu() for key, value in model.state_dict().items()})
+if what == "ddp":
     shard = slice(rank, None, 2)
-    train(ddp, shard)
-    train(serial, slice(None))
-    weights = [parameter.detach().cpu() for parameter in model.parameters()]
-    results["difference"] = largest_difference(weights, serial.parameters())
-    results["collectives"] = [
-        (event.device, event.start, event.end)
-        for event in control.timeline().events
-        if event.kind == "collective"
-    ]
-    results["elapsed"] = control.elapsed()
+    for name in ("buckets", "views of buckets"):
+        torch.manual_seed(rank)  # different weights: DDP sends rank 0's to all
+        model = Halves(first, second)
+        serial = Halves("cpu", "cpu")
+        ddp = DDP(model, gradient_as_bucket_view=name == "views of buckets")
+        serial.load_state_dict({key: t.cpu() for key, t in model.state_dict().items()})
+        since = len(control.timeline().events)
+        train(ddp, shard)
+        train(serial, slice(None))
+        weights = [parameter.detach().cpu() for parameter in model.parameters()]
+        results[name] = {"difference": largest_difference(weights, serial.parameters())}
+        results[name]["collectives"] = [
+            (event.device, event.start, event.end)
+            for event in control.timeline().events[since:]
+            if event.kind == "collective"
+        ]
 elif what == "pipeline":
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -163,14 +164,14 @@ def two_processes(what: str, tmp_path: Path) -> list[dict]:
     return run_ranks(WORKER, 2, tmp_path, what)
 
 
-@pytest.mark.parametrize("what", ["ddp", "bucket_view"])
-def test_ddp_over_two_devices_in_two_processes_equals_the_serial_run(tmp_path, what):
-    ranks = two_processes(what, tmp_path)
-    assert all(rank["difference"] <= 1e-6 for rank in ranks)
-    # both ranks have the same collectives, at the same simulated times
-    assert ranks[0]["collectives"] == ranks[1]["collectives"]
-    assert len(ranks[0]["collectives"]) >= 10
-    assert {device for device, _, _ in ranks[0]["collectives"]} == {0, 1}
+def test_ddp_over_two_devices_in_two_processes_equals_the_serial_run(tmp_path):
+    zero, one = two_processes("ddp", tmp_path)
+    for name in ("buckets", "views of buckets"):
+        assert zero[name]["difference"] <= 1e-6 and one[name]["difference"] <= 1e-6
+        # both ranks have the same collectives, at the same simulated times
+        collectives = zero[name]["collectives"]
+        assert collectives == one[name]["collectives"] and len(collectives) >= 10
+        assert {device for device, _, _ in collectives} == {0, 1}
 
 
 def test_a_message_takes_the_same_time_on_both_sides(tmp_path):
