@@ -1,8 +1,8 @@
 """Right programs of all kinds hold: right_cases.py has them, right/ the programs.
 
 `make test` proves one program for each way in which parameters lie on ranks, here or in
-tests/lessons (a pipeline, a layer on two ranks); with ALL_PROOFS=1, `make test-prove`, all. Those
-of Accelerate and transformers need these packages.
+tests/lessons (a pipeline, a layer on two ranks); with ALL_PROOFS=1, `make test-prove`, all.
+Those of Accelerate and transformers need these packages.
 """
 
 import importlib.util
