@@ -113,11 +113,11 @@ test-mutations: $(INSTALLED)
 	python tests/mutations/run.py
 
 test-grading: $(INSTALLED)
-	@echo "grading about 1,000 answers with known scores: about 40 minutes on 2 cores"
+	@echo "grading about 900 answers with known scores: about 40 minutes on 2 cores"
 	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py tests/grading/test_worth.py
 
 test-attacks: $(INSTALLED)
-	@echo "grading about 150 attacks beside honest submissions: under 5 minutes on 2 cores"
+	@echo "grading about 100 attacks beside honest submissions: under 5 minutes on 2 cores"
 	ALL_ATTACKS=1 pytest tests/grading/test_attacks.py
 
 test-faults: $(INSTALLED)

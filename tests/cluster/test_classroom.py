@@ -63,7 +63,7 @@ def test_up_status_down_and_each_of_them_twice(private: Path):
     assert "nothing to do" in classroom.down()
 
 
-def test_another_shape(private: Path):
+def test_a_cluster_of_another_shape(private: Path):
     classroom.up(nodes=3, gpus_per_node=4)
     with pytest.raises(
         UserError,
@@ -119,7 +119,7 @@ def test_an_impossible_shape(nodes: int, gpus: int, private: Path):
         classroom.up(nodes, gpus)
 
 
-def test_four_at_once(private: Path):
+def test_four_calls_of_up_at_once(private: Path):
     texts = []
     threads = [
         threading.Thread(target=lambda: texts.append(classroom.up().split(":")[0]))

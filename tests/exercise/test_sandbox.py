@@ -304,7 +304,7 @@ def test_the_number_of_processes_is_limited(session):
         ("return object()", "NotPlain"),
     ],
 )
-def test_what_ends_it_is_named(session, body, kind):
+def test_a_session_that_ends_says_the_cause(session, body, kind):
     with pytest.raises(StudentError) as caught:
         call(session, body)
 
@@ -338,17 +338,6 @@ def test_a_child_that_outlives_the_call_ends_with_the_session(worker):
     assert wait_for_end(session.pid)
 
 
-def test_the_worker_ends_with_its_sessions():
-    worker = Worker(sandbox.probe().program, LIMITS)
-    session = worker.session()
-    call(session, "import time\nif os.fork() == 0: time.sleep(600)")
-
-    worker.close()
-
-    assert wait_for_end(session.pid)
-    assert worker.ended
-
-
 def wait_for_end(pid: int) -> bool:
     """Whether the process, and so its namespace, ends within seconds."""
     deadline = time.monotonic() + 10
@@ -359,3 +348,14 @@ def wait_for_end(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_the_worker_ends_with_its_sessions(worker):
+    """The last test of the file: it ends the process that all tests share."""
+    session = worker.session()
+    call(session, "import time\nif os.fork() == 0: time.sleep(600)")
+
+    worker.close()
+
+    assert wait_for_end(session.pid)
+    assert worker.ended

@@ -155,7 +155,7 @@ def test_no_student():
         (None, ""),
     ],
 )
-def test_numbers(value, expected):
+def test_points_have_at_most_two_decimals(value, expected):
     assert number(value) == expected
 
 

@@ -14,12 +14,9 @@ from multigpu.grading.pool import Pool
 
 FOLDER = Path(__file__).parent / "known"
 LESSONS = author.lessons()
-# `make test` grades one lesson, `make test-grading` all.
-GRADED = (
-    LESSONS
-    if "ALL_LESSONS" in os.environ
-    else [slug for slug in LESSONS if slug.startswith("14")]
-)
+# `make test` grades one question's answers, `make test-grading` all.
+ALL = "ALL_LESSONS" in os.environ
+GRADED = LESSONS if ALL else ["14-memory"]
 
 
 def known(slug: str) -> list[Known]:
@@ -40,7 +37,8 @@ def pool() -> Iterator[Pool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", GRADED)
 def test_each_answer_has_the_score_it_deserves(slug: str, tmp_path: Path, pool: Pool) -> None:
-    assert surprises(solution.find(slug), known(slug), tmp_path, pool) == []
+    answers = [each for each in known(slug) if ALL or each.question == "checkpoint"]
+    assert surprises(solution.find(slug), answers, tmp_path, pool) == []
 
 
 @pytest.mark.parametrize("slug", LESSONS)

@@ -380,7 +380,7 @@ def test_what_changed_and_why():
     assert "blocked -> 0: the machine could not grade it before" in line
 
 
-def test_other_changes():
+def test_checks_and_students_that_come_and_go():
     before = result("anna", question("first", "rw"))
     [line] = changes(before, result("anna", question("first", "rwr")))
     assert line == "anna: first / check 3: - -> 2: the check is new"

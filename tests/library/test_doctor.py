@@ -69,14 +69,6 @@ def program(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_json_is_the_schema_and_nothing_else():
-    done = multigpu("--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert_schema(report)
-    assert report["ok"]
-
-
 def test_the_text_fits_80_columns_and_names_every_check():
     done = multigpu(COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
@@ -88,11 +80,15 @@ def test_the_text_fits_80_columns_and_names_every_check():
 
 
 def test_without_any_program(tmp_path):
-    """Without nvidia-smi, mpirun, bwrap and unshare it succeeds and names the packages."""
+    """Without nvidia-smi, mpirun, bwrap and unshare it succeeds and names the packages.
+
+    The output is JSON of the schema and nothing else.
+    """
     done = multigpu("--json", PATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert_schema(report)
+    assert report["ok"]
     fixes = {
         check["name"]: check["fix"]
         for check in report["checks"]
@@ -142,16 +138,24 @@ def test_a_torch_that_never_answers(monkeypatch):
     assert pytorch.torch(pytorch.torch_facts()).text == "no answer in 0.5 s"
 
 
+# A torch without a GPU, whose gloo waits for the host's name.
+HANGS = """
+import json, time
+from types import SimpleNamespace as Module
+no, yes = lambda: 0, lambda: 1
+version = Module(cuda=None, hip=None)
+torch = Module(__version__="2.13.0", version=version, cuda=Module(device_count=no))
+dist = Module(is_available=yes, is_mpi_available=no, is_nccl_available=no, HashStore=object)
+dist.is_gloo_available, dist.init_process_group = yes, lambda *_, **__: time.sleep(60)
+"""
+
+
 def test_a_gloo_that_never_answers(monkeypatch):
     """The facts about torch are kept if gloo hangs on the host's name."""
-    began = time.monotonic()
-    assert pytorch.gloo(pytorch.torch_facts()).status == "ok"
-    whole = time.monotonic() - began
-    hangs = pytorch.TORCH_PROBE.replace(
-        "    try:\n", "    import time; time.sleep(60)\n    try:\n"
-    )
-    monkeypatch.setattr(pytorch, "TORCH_PROBE", hangs)
-    monkeypatch.setattr(pytorch, "TORCH_SECONDS", 2 + 2 * whole)
+    imports, _, rest = pytorch.TORCH_PROBE.partition("facts =")
+    assert imports.split()[-1] == "dist"
+    monkeypatch.setattr(pytorch, "TORCH_PROBE", f"{HANGS}\nfacts ={rest}")
+    monkeypatch.setattr(pytorch, "TORCH_SECONDS", 1)
     facts = pytorch.torch_facts()
     assert pytorch.torch(facts).status == "ok"
     assert (pytorch.gloo(facts).status, pytorch.gloo(facts).text) == ("missing", "no answer")
@@ -317,9 +321,3 @@ def test_a_command_that_does_not_exist_or_is_not_executable(tmp_path):
     assert run_bounded("/nowhere/tool") == (None, "", problem)
     problem = f"{tmp_path}/tool: Permission denied"
     assert run_bounded(str(tmp_path / "tool")) == (None, "", problem)
-
-
-@pytest.mark.timeout(30)
-def test_the_examination_ends():
-    """It takes a few seconds; the limit leaves room for a busy machine."""
-    assert len(doctor.examine()) == len(DETAILS)

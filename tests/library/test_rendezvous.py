@@ -67,7 +67,7 @@ def test_a_given_port_in_use_is_an_error():
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 1), (0, 1, 0)])
-def test_two_claim_one_rank(ranks):
+def test_two_processes_that_claim_one_rank_are_named(ranks):
     results = meet_all(*(World(rank, 3, rank, 3, job=f"473{ranks[2]}.0") for rank in ranks))
     assert all(isinstance(result, UserError) for result in results)
     assert all(f"two processes claim rank {ranks[2]}" in str(result) for result in results), (

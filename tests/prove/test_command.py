@@ -119,15 +119,6 @@ def test_without_a_loader_the_reference_to_give_is_printed(proved):
 
 
 @pytest.mark.slow
-def test_four_ranks_against_two(proved):
-    text = DDP.replace("torch.manual_seed(0)\n", "assert world > 1\ntorch.manual_seed(0)\n")
-    proof = proved(text, ranks=4, against=2)
-    assert proof.verdict == "holds" and proof.line.startswith(
-        "proof: 4 ranks equal 2 ranks in"
-    )
-
-
-@pytest.mark.slow
 def test_a_program_that_starts_its_ranks_needs_the_command_for_one(proved, monkeypatch):
     spawned = (PROGRAMS.parent / "right" / "spawn.py").read_text()
     Path("spawn.py").write_text(spawned.replace("sys.argv[1]", 'sys.argv[-1].split("=")[1]'))

@@ -64,8 +64,10 @@ def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str
 @pytest.mark.slow
 def test_several_ranks_of_a_reference_read_the_batch_together(proved: Callable) -> None:
     """Four ranks with 8 rows each, against two, whose batch becomes 16 rows, not 32."""
-    proof = proved(SCALED, "--batch-size", "8", ranks=4, against=2)
+    text = SCALED.replace("torch.manual_seed(0)\n", "assert world > 1\ntorch.manual_seed(0)\n")
+    proof = proved(text, "--batch-size", "8", ranks=4, against=2)
     assert proof.verdict == "holds", str(proof)
+    assert proof.line.startswith("proof: 4 ranks equal 2 ranks in")
     assert "multiplied by 2" in "".join(proof.notes), str(proof)
 
 

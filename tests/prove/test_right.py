@@ -1,7 +1,8 @@
 """Right programs of all kinds hold: right_cases.py has them, right/ the programs.
 
-`make test` proves one program for each way in which parameters lie on ranks; with
-ALL_PROOFS=1, `make test-prove`, all. Those of Accelerate and transformers need these packages.
+`make test` proves one program for each way in which parameters lie on ranks, here or in
+tests/lessons (a pipeline, a layer on two ranks); with ALL_PROOFS=1, `make test-prove`, all.
+Those of Accelerate and transformers need these packages.
 """
 
 import importlib.util
@@ -20,8 +21,6 @@ ALWAYS = (
     "augmented",
     "fsdp1_wrap",
     "fsdp2_bf16",
-    "sequence_parallel",
-    "pipeline",
 )
 ALL = bool(os.environ.get("ALL_PROOFS"))
 CHOSEN = [case for case in right_cases.CASES if ALL or case.name in ALWAYS]

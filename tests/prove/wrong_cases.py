@@ -66,18 +66,6 @@ def holds(name: str, program: str, *replace: tuple[str, str]) -> Fault:
 ROWS = [
     Fault("sampler_not_given", "ddp", [("sampler=sampler)", "shuffle=True)")], "same_rows"),
     Fault(
-        "sampler_of_rank_0",  # SLURM's variable, in a run that torchrun started
-        "ddp",
-        [
-            before("import torch\nimport torch.d", "import os\n\n"),
-            (
-                "DistributedSampler(data, shuffle=True)",
-                'DistributedSampler(data, world, int(os.environ.get("SLURM_PROCID", 0)))',
-            ),
-        ],
-        "same_rows",
-    ),
-    Fault(
         "first_rows_on_each_rank",
         "by_hand",
         [("batch[rank * share : (rank + 1) * share]", "batch[:share]")],
@@ -122,12 +110,6 @@ ROWS = [
         "end_included",
         "by_hand",
         [("(rank + 1) * share]", "(rank + 1) * share + 1]")],
-        "rows_repeated",
-    ),
-    Fault(
-        "position_moves_too_little",
-        "accumulate",
-        [("position += MICRO_BATCH * world", "position += MICRO_BATCH")],
         "rows_repeated",
     ),
     Fault(
@@ -194,24 +176,6 @@ WEIGHTS = [
 AVERAGES = [
     Fault("ddp_forgotten", "ddp", [("model = DDP(net)", "model = net")], "not_averaged"),
     Fault(
-        "forward_past_ddp",
-        "ddp",
-        [("cross_entropy(model(x), y)", "cross_entropy(net(x), y)")],
-        "not_averaged",
-    ),
-    Fault(
-        "group_of_one",
-        "ddp",
-        [
-            (
-                "model = DDP(net)",
-                "group, _ = dist.new_subgroups(group_size=1)\n"
-                "model = DDP(net, process_group=group)",
-            )
-        ],
-        "not_averaged",
-    ),
-    Fault(
         "group_of_two",  # of four ranks: the ranks of a node, but not the nodes
         "ddp",
         [
@@ -223,15 +187,6 @@ AVERAGES = [
         ],
         "not_averaged",
         ranks=4,
-    ),
-    Fault(
-        "copy_averaged",
-        "by_hand",
-        [
-            ("dist.all_reduce(p.grad)\n", "dist.all_reduce(p.grad / world)\n"),
-            ("            p.grad /= world\n", ""),
-        ],
-        "not_averaged",
     ),
     Fault(
         "reduced_to_rank_0",
@@ -265,19 +220,9 @@ AVERAGES = [
         step=5,
     ),
     Fault(
-        "critic_without_ddp", "gan", [("\ncritic = DDP(nn", "\ncritic = (nn")], "not_averaged"
-    ),
-    Fault("float16_without_ddp", "amp", [("model = DDP(nn", "model = (nn")], "not_averaged"),
-    Fault(
         "first_micro_batch_synchronized",
         "accumulate",
         [("last = micro == micro_batches - 1", "last = micro % micro_batches == 0")],
-        "wrong_micro_batch",
-    ),
-    Fault(
-        "no_micro_batch_synchronized",
-        "accumulate",
-        [("last = micro == micro_batches - 1", "last = micro == micro_batches")],
         "wrong_micro_batch",
     ),
     Fault(
@@ -367,12 +312,6 @@ FACTORS = [
         "divided_by_ranks",
     ),
     Fault(
-        "averaged_twice",
-        "by_hand",
-        [("labels[rows])\n", "labels[rows]) / world\n")],
-        "divided_by_ranks",
-    ),
-    Fault(
         "sum_of_shares_averaged",  # AdamW: the weights hardly differ
         "tokens",
         [(" * world  # DDP divides by the number of ranks", "")],
@@ -382,17 +321,6 @@ FACTORS = [
         "sum_not_divided",
         "by_hand",
         [("            p.grad /= world\n", "")],
-        "multiplied_by_ranks",
-    ),
-    Fault(
-        "summed_after_ddp",
-        "ddp",
-        [
-            after(
-                "        loss.backward()\n",
-                "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n",
-            )
-        ],
         "multiplied_by_ranks",
     ),
     Fault(
@@ -440,17 +368,6 @@ FACTORS = [
         "loss_reduced",
     ),
     Fault(
-        "sum_of_losses_reduced",
-        "tokens",
-        [
-            (
-                "    loss = total / tokens * world  # DDP divides by the number of ranks\n",
-                "    dist.all_reduce(total)\n    loss = total / tokens\n",
-            )
-        ],
-        "loss_reduced",
-    ),
-    Fault(
         "gathered_without_autograd",
         "contrastive",
         [
@@ -467,42 +384,11 @@ FACTORS = [
         "gathered_constants",
     ),
     Fault(
-        "keys_without_gradient",
-        "contrastive",
-        [
-            ("    a, b = map(gather, z.chunk(2))\n", "    a, b = z.chunk(2)\n"),
-            ("temperature * a @ b.T", "temperature * a @ gather(b).T"),
-            after("torch.arange(BATCH)", "[rows]"),
-            (
-                "    return torch.cat(all_gather(z)) if world > 1 else z\n",
-                "    if world == 1:\n        return z\n"
-                "    parts = [torch.empty_like(z) for _ in range(world)]\n"
-                "    dist.all_gather(parts, z)\n"
-                "    return torch.cat(parts)\n",
-            ),
-            ("from torch.distributed.nn.functional import all_gather\n", ""),
-        ],
-        "gathered_constants",
-    ),
-    Fault(
         "sum_of_rows",
         "ddp",
         [
             ("cross_entropy(model(x), y)", 'cross_entropy(model(x), y, reduction="sum")'),
             ("lr=0.1", "lr=0.003"),
-        ],
-        "sum_loss",
-    ),
-    Fault(
-        "sum_of_tokens",
-        "tokens",
-        [
-            (
-                "    loss = total / tokens * world  # DDP divides by the number of ranks\n",
-                "    loss = total\n",
-            ),
-            ("    dist.all_reduce(tokens)\n", ""),
-            ("    tokens = (y != PAD).sum()\n", ""),
         ],
         "sum_loss",
     ),
@@ -529,16 +415,6 @@ PADDED = (
 )
 
 MEANS = [
-    Fault(
-        "mean_of_own_padded_tokens",
-        "tokens",
-        [
-            *PADDED,
-            ("    dist.all_reduce(tokens)\n", ""),
-            (" * world  # DDP divides by the number of ranks", ""),
-        ],
-        "own_mean",
-    ),
     Fault(
         "labels_of_the_first_rank",
         "contrastive",
@@ -594,26 +470,6 @@ MEANS = [
         "own_mean",
         step=4,
     ),
-    Fault(
-        "unequal_shares_with_ddp",
-        "ddp",
-        [
-            ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127"),
-            (
-                "sampler = DistributedSampler(data, shuffle=True)\n"
-                "loader = DataLoader(data, batch_size=BATCH // world, sampler=sampler)\n",
-                "",
-            ),
-            (
-                "    sampler.set_epoch(epoch)\n",
-                "    order = torch.randperm(ROWS, generator=generator).tolist()\n"
-                "    loader = DataLoader(data, BATCH // world, sampler=order[rank::world])\n",
-            ),
-            ("DataLoader, DistributedSampler, TensorDataset", "DataLoader, TensorDataset"),
-        ],
-        "own_mean",
-        step=4,
-    ),
     Fault("batch_norm", "norm", [("nn.GroupNorm(4, 16)", "nn.BatchNorm1d(16)")], "batch_norm"),
     Fault(
         "own_rows_standardized",  # BatchNorm without a module
@@ -630,17 +486,6 @@ MEANS = [
         "running_mean_of_own_rows",
         "norm",
         [("            dist.all_reduce(mean)\n", ""), ("mean / world", "mean")],
-        "buffers",
-        parameter="center",
-    ),
-    Fault(
-        "running_mean_on_each_rank",
-        "norm",
-        [
-            ("            dist.all_reduce(mean)\n", ""),
-            ("mean / world", "mean"),
-            ("DDP(Net())", "DDP(Net(), broadcast_buffers=False)"),
-        ],
         "buffers",
         parameter="center",
     ),
@@ -765,19 +610,6 @@ OPTIMIZERS = [
         step=4,
     ),
     Fault(
-        "schedule_of_own_batches",  # counts the steps by the rows of one rank
-        "ddp",
-        [
-            (
-                "torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)",
-                "torch.optim.lr_scheduler.LinearLR(\n"
-                "    optimizer, 1.0, 0.1, total_iters=EPOCHS * ROWS // (BATCH // world)\n)",
-            )
-        ],
-        "scheduler",
-        step=2,
-    ),
-    Fault(
         "decay_times_ranks",
         "ddp",
         [after("weight_decay=0.01", " * world")],
@@ -831,21 +663,6 @@ OPTIMIZERS = [
         rank=1,
         step=2,
     ),
-    Fault(
-        "rank_0_rounds_weights",
-        "ddp",
-        [
-            after(
-                "        scheduler.step()\n",
-                "    if world > 1 and rank == 0:\n"
-                "        for p in net.parameters():\n"
-                "            p.data = p.data.half().float()\n",
-            )
-        ],
-        "update",
-        rank=0,
-        step=5,
-    ),
 ]
 
 NOTHING_CAN_BE_SAID = [
@@ -884,20 +701,6 @@ NOTHING_CAN_BE_SAID = [
         [
             after("import contextlib\n", "import time\n"),
             ("torch.manual_seed(0)\n", "torch.manual_seed(time.time_ns())\n"),
-        ],
-        "random_reference",
-        exit=2,
-    ),
-    Fault(
-        "noise_without_a_seed",
-        "ddp",
-        [
-            before("import torch\nimport torch.d", "import numpy as np\n"),
-            before("for epoch in range(EPOCHS):\n", "random = np.random.default_rng()\n"),
-            before(
-                "        loss = cross_entropy(model(x), y)\n",
-                "        x += 0.1 * torch.tensor(random.normal(size=x.shape))\n",
-            ),
         ],
         "random_reference",
         exit=2,
@@ -965,40 +768,6 @@ ENDS = [
         "hang",
         exit=2,
         step=5,
-    ),
-    Fault(
-        "one_more_batch",  # rank 0 has 65 rows: it waits in backward, rank 1 in the barrier
-        "ddp",
-        [
-            ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 129"),
-            ("DistributedSampler(data, shuffle=True)", "range(rank, ROWS, world)"),
-            ("    sampler.set_epoch(epoch)\n", ""),
-            after("        scheduler.step()\n", "    dist.barrier()\n"),
-            ("DataLoader, DistributedSampler, TensorDataset", "DataLoader, TensorDataset"),
-        ],
-        "hang",
-        exit=2,
-        step=5,
-    ),
-    Fault(
-        "rank_0_reduces_a_loss",  # gloo finds that the sizes differ, and ends rank 0
-        "ddp",
-        [
-            after(
-                "        scheduler.step()\n",
-                "    if rank == 0:\n        dist.all_reduce(loss.detach())\n",
-            )
-        ],
-        "crash",
-        exit=2,
-        rank=0,
-    ),
-    Fault(
-        "fixed_batch_size",
-        "ddp",
-        [("cross_entropy(model(x), y)", "cross_entropy(model(x).view(32, 10), y)")],
-        "crash",
-        exit=2,
     ),
     Fault("crash_of_rank_1", "ddp", [("lr=0.1", "lr=[0.1][rank]")], "crash", rank=1, exit=2),
     Fault(

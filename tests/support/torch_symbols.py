@@ -1,13 +1,6 @@
-"""Compares torch's modules, classes and registries at two times: which symbols differ?
-
-As a script it prints, as JSON, which symbols differ from before
-"first"   after the first start and stop of virtual GPUs in the process
-"during"  while they run for the second time
-"after"   after a training on them, and their second stop
-"""
+"""Compares torch's modules, classes and registries at two times: which symbols differ?"""
 
 import io
-import json
 import sys
 from pkgutil import resolve_name
 from types import ModuleType
@@ -128,32 +121,3 @@ def train(devices: list, backend: str) -> None:
     torch.save(model.state_dict(), file)
     file.seek(0)
     torch.load(file)
-
-
-def main() -> None:
-    import torch
-    import torch.distributed.tensor
-    import torch.utils.backend_registration
-    import torch.utils.checkpoint
-
-    from multigpu.virtual import control
-
-    train([torch.device("cpu")], "gloo")  # for what torch itself sets up at first use
-    fresh = snapshot()
-    control.start(2)
-    control.stop()
-    registered = snapshot()
-    devices = control.start(2)
-    during = snapshot()
-    train(devices, "vgpu")
-    control.stop()
-    found = {
-        "first": differences(fresh, registered),
-        "during": differences(registered, during),
-        "after": differences(registered, snapshot()),
-    }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

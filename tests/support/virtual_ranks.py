@@ -6,14 +6,32 @@ from pathlib import Path
 
 from commands import free_ports, run_script
 
+HEAD = """
+import json, sys, torch
+from datetime import timedelta
+import torch.distributed as dist
+from multigpu.virtual import control
+
+rank, port, ranks = int(sys.argv[1]), int(sys.argv[2]), RANKS
+
+
+def join(backend="vgpu", **options):
+    minute = timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=minute)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=ranks, timeout=minute, **options
+    )
+"""
+
 
 def run_ranks(program: str, ranks: int, folder: Path, *arguments: object) -> list:
     """Each rank's result: what it prints last, as JSON.
 
-    The program's sys.argv has the rank, a free port for rank 0's store, and `arguments`.
+    The program begins with HEAD: `rank`, `ranks`, and `join()`, which starts their group.
+    sys.argv has the rank, a free port for rank 0's store, and `arguments`.
     """
     script = folder / "program.py"
-    script.write_text(program)
+    script.write_text(HEAD.replace("RANKS", str(ranks)) + program)
     (port,) = free_ports(1)
     with ThreadPoolExecutor(ranks) as pool:
         done = list(

@@ -16,19 +16,10 @@ pytestmark = pytest.mark.slow
 NETWORK = Network(LINKS["NVLink2"], LINKS["HDR200"], 2)
 
 COLLECTIVES = """
-import json, sys, torch
-from datetime import timedelta
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from multigpu.virtual import control
 
-rank, port, ranks = int(sys.argv[1]), int(sys.argv[2]), 4
 (device,) = control.start(1, gpus_per_node=2, between_nodes="HDR200")
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group(
-    "vgpu", store=store, rank=rank, world_size=ranks, device_id=device, timeout=a_minute
-)
+join(device_id=device)
 coalescing = dist.distributed_c10d._coalescing_manager
 # torch 2.13 has new names for two of them.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from multigpu import GPUS
 from multigpu.errors import UserError
 from multigpu.virtual import control
-from multigpu.virtual.sim.gemm import ODD_ROWS, Product, alignment_share, product_seconds
+from multigpu.virtual.sim.gemm import ODD_ROWS, Product, product_seconds
 from multigpu.virtual.sim.host import LAYER, SIMPLE
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, Shares
 
@@ -413,9 +413,3 @@ def test_a_gpu_without_shares_reaches_its_peaks():
         assert seconds() == pytest.approx(2 * 4097**3 / A100.fp16)
         x.add_(1)
         assert seconds() == pytest.approx(2 * x.nbytes / A100.bandwidth)
-
-
-def test_shares_of_the_alignment():
-    assert alignment_share(16) == 1
-    assert alignment_share(2) == pytest.approx(ODD_ROWS)
-    assert 1 > alignment_share(8) > alignment_share(4) > alignment_share(2)

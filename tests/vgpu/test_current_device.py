@@ -4,52 +4,6 @@ import threading
 
 import pytest
 import torch
-from torch import nn
-
-CALLS = {
-    "zeros": lambda: torch.zeros(2, device="vgpu"),
-    "zeros_like": lambda: torch.zeros_like(torch.ones(2), device="vgpu"),
-    "tensor": lambda: torch.tensor([1.0], device="vgpu"),
-    "as_tensor": lambda: torch.as_tensor([1.0], device=torch.device("vgpu")),
-    "asarray": lambda: torch.asarray([1.0], device="vgpu"),
-    "new_tensor": lambda: torch.ones(2).new_tensor([1.0], device="vgpu"),
-    "sparse_coo_tensor": lambda: torch.sparse_coo_tensor([[0]], [1.0], (1,), device="vgpu"),
-    "to a name": lambda: torch.ones(2).to("vgpu"),
-    "to a device": lambda: torch.ones(2).to(torch.device("vgpu"), torch.float16),
-    "to by keyword": lambda: torch.ones(2).to(device="vgpu", dtype=torch.float16),
-    "to from another device": lambda: torch.ones(2, device="vgpu:0").to("vgpu"),
-    "vgpu": lambda: torch.ones(2).vgpu(),
-    "a layer": lambda: nn.Linear(2, 2, device="vgpu").weight,
-    "Module.to": lambda: nn.Linear(2, 2).to("vgpu").weight,
-    "Module.to_empty": lambda: nn.Linear(2, 2, device="meta").to_empty(device="vgpu").weight,
-}
-
-
-@pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
-def test_vgpu_means_the_current_device(two, make):
-    assert make().device == two[0]
-    with torch.vgpu.device(1):
-        assert make().device == two[1]
-    torch.vgpu.set_device(1)
-    assert make().device == two[1]
-    assert torch.ones(2).to("vgpu:0").device == two[0]
-    assert torch.tensor([1.0], device="vgpu:0").device == two[0]
-    assert torch.ones(2).to(torch.float16).is_cpu
-
-
-def test_the_default_device_follows_the_current_device(two):
-    with torch.device("vgpu"):
-        torch.vgpu.set_device(1)
-        assert [torch.ones(1).device, torch.tensor([1.0]).device] == [two[1], two[1]]
-        assert torch.as_tensor([1.0], device="cpu").is_cpu
-    torch.set_default_device("vgpu")
-    try:
-        assert torch.tensor([1.0]).device == two[1]
-        with torch.device("cpu"):
-            assert torch.tensor([1.0]).is_cpu
-    finally:
-        torch.set_default_device(None)
-    assert torch.tensor([1.0]).is_cpu
 
 
 def test_torch_accelerator_knows_the_current_device(two):

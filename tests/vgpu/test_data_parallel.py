@@ -44,8 +44,7 @@ def train(model: nn.Module, device: torch.device, steps: int, on_host: bool) -> 
         optimizer.step()
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("count", "on_host"), [(2, True), (3, False)])
 def test_data_parallel_equals_the_serial_run(count, on_host):
     with control.running(count=count) as devices:
         assert difference(*data_parallel(devices, on_host=on_host)) <= 1e-15

@@ -49,20 +49,15 @@ def test_a_kernel_for_the_cpu_computes_on_the_numbers(two):
 
 
 PROGRAM = """
-import json, sys, torch, warnings
-from datetime import timedelta
-import torch.distributed as dist
+import warnings
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from multigpu.virtual import control
 
 warnings.simplefilter("ignore")
-rank, port, backend, ranks = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], 2
+backend = sys.argv[3]
 (device,) = control.start(1)
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+join(backend)
 world = dist.group.WORLD
 results = {}
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from multigpu import LINKS, NETWORKS, Link
+from multigpu import LINKS, Link
 from multigpu.errors import UserError
 from multigpu.virtual.sim.network import (
     TRAFFIC,
@@ -266,22 +266,3 @@ def test_ll128_needs_nvlink_and_gpudirect():
 def test_bad_names(name, algorithm, words):
     with pytest.raises(UserError, match=words):
         collective_seconds(name, MB, DGX.group(16), algorithm)
-
-
-def test_presets():
-    gigabits = {name: link.bandwidth * 8 / 1e9 for name, link in NETWORKS.items()}
-    assert gigabits == {
-        "HDR200": 200, "NDR400": 400, "RoCE100": 100, "Ethernet25": 25, "Ethernet10": 10,
-    }  # fmt: skip
-    own = [name for name, link in NETWORKS.items() if link.adapter == "gpu"]
-    assert own == ["HDR200", "NDR400"]
-    nvlinks = [LINKS[name].nccl.bandwidth for name in ("NVLink2", "NVLink3")]
-    assert nvlinks == [6 * 20e9, 12 * 20e9]
-    nvlinks = [LINKS[name].nccl.bandwidth for name in ("NVLink4", "NVLink5")]
-    assert nvlinks == pytest.approx([18 * 20.6e9, 18 * 40.1e9])
-    pcie = [LINKS[name].nccl.bandwidth for name in ("PCIe3", "PCIe4", "PCIe5")]
-    assert pcie == [12e9, 24e9, 48e9]
-    # NVLink-C2C joins a GPU with its host.
-    for link in (link for link in LINKS.values() if link.name != "NVLink-C2C"):
-        assert link.nccl.bandwidth <= link.bandwidth
-        assert link.nccl.ring[2] == link.latency

@@ -82,17 +82,8 @@ def test_the_node_of_a_ranks_device(count, per_node, rank, nodes):
 
 
 GROUPS = """
-import json, sys, torch
-from datetime import timedelta
-import torch.distributed as dist
-from multigpu.virtual import control
-
-rank, port = int(sys.argv[1]), int(sys.argv[2])
-nodes = {"gpus_per_node": 2, "between_nodes": "HDR200"}
-(device,) = control.start(1, compute=False, **nodes)
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, 4, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group("vgpu", store=store, rank=rank, world_size=4)
+(device,) = control.start(1, compute=False, gpus_per_node=2, between_nodes="HDR200")
+join()
 
 
 def group_of(*pairs):
@@ -163,18 +154,11 @@ def test_groups_inside_a_node_and_across_nodes(tmp_path):
 
 
 TWO_DEVICES = """
-import json, sys, torch
-from datetime import timedelta
-import torch.distributed as dist
-from multigpu.virtual import control
-
-rank, port, placement = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+placement = sys.argv[3]
 # Each rank sees the four GPUs of both nodes, and uses two of them.
 gpus = control.start(4, gpus_per_node=2, between_nodes="HDR200", compute=False)
 own = gpus[2 * rank : 2 * rank + 2] if placement == "a node each" else gpus[rank::2]
-a_minute = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
-dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
+join()
 works = []
 for device in own:
     works.append(dist.all_reduce(torch.zeros(25_000_000, device=device), async_op=True))

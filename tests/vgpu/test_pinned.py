@@ -3,7 +3,6 @@
 import pytest
 import torch
 from compare_devices import last
-from torch.utils.data import DataLoader, TensorDataset
 
 from multigpu.virtual import control
 
@@ -64,12 +63,12 @@ def test_a_new_tensor_without_numbers_is_pinned_too():
 
 @pytest.mark.parametrize("copy", ["to the GPU", "to the GPU, into a tensor", "back"])
 def test_a_copy_of_pinned_memory_is_faster(copy):
-    """256 MiB, in GB/s; measured on an H100: 54.4 and 54.5 pinned, 8.2 and 13.6 pageable."""
+    """64 MiB, in GB/s; measured on an H100: 54.4 and 54.5 pinned, 8.2 and 13.6 pageable."""
     found = {}
     for is_pinned in (True, False):
         with control.running(1, gpu="H100-80GB") as (gpu,):
-            host = torch.empty(2**26, pin_memory=is_pinned)
-            x = torch.empty(2**26, device=gpu)
+            host = torch.empty(2**24, pin_memory=is_pinned)
+            x = torch.empty(2**24, device=gpu)
             if copy == "back":
                 host.copy_(x)
             elif copy == "to the GPU":
@@ -77,16 +76,6 @@ def test_a_copy_of_pinned_memory_is_faster(copy):
             else:
                 x.copy_(host)
             event = last("transfer")
-            found[is_pinned] = 2**28 / (event.end - event.start) / 1e9
+            found[is_pinned] = 2**26 / (event.end - event.start) / 1e9
     assert found[True] == pytest.approx(54.4, rel=0.02)
     assert 8.2 < found[False] < 13.6
-
-
-def test_programs_that_pin(two):
-    (batch,) = next(iter(DataLoader(TensorDataset(torch.ones(8, 3)), 4, pin_memory=True)))
-    assert batch.is_pinned()
-    x = torch.ones(3, device=two[1], requires_grad=True)
-    with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        loss = (x * x).sum()
-    loss.backward()
-    assert x.grad.tolist() == [2.0, 2.0, 2.0]

@@ -1,34 +1,24 @@
 """Collectives and streams: what overlaps with computing, what waits, FSDP2's prefetching."""
 
-from pathlib import Path
-
 import pytest
 from virtual_ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 START = """
-import json, sys, torch
-from datetime import timedelta
-import torch.distributed as dist
 from torch import nn
-from multigpu.virtual import control
 from multigpu import Link
 from multigpu.virtual.sim import machine
 
-rank, port = int(sys.argv[1]), int(sys.argv[2])
 slow = Link("slow", bandwidth=1e10, latency=1e-6)
 (device,) = control.start(1, gpu="A100-80GB", link=slow, compute=False)
-store = dist.TCPStore(
-    "127.0.0.1", port, 2, is_master=rank == 0, timeout=timedelta(seconds=60)
-)
-dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
-results = {}
+join()
+everything = {}
 """
 
 END = """
 dist.barrier()
-print(json.dumps(results))
+print(json.dumps(everything))
 dist.destroy_process_group()
 """
 
@@ -75,9 +65,8 @@ results["unrelated"] = starts_after(y)
 results["halves"] = [starts_after(half) for half in halves]
 works = [dist.all_reduce(half, async_op=True) for half in halves]
 results["whole"] = starts_after(flat)
-results["collectives"] = [
-    e for e in machine.current().clock.events() if e.kind == "collective"
-]
+events = machine.current().clock.events()
+results["collectives"] = [e for e in events if e.kind == "collective"][-4:]
 """
 
 POLLING = """
@@ -94,7 +83,7 @@ events = machine.current().clock.events()
 results.update(
     asked=asked,
     host=host,
-    collectives=[e for e in events if e.kind == "collective"],
+    collectives=[e for e in events if e.kind == "collective"][-2:],
     next=[e for e in events if e.kind == "compute"][-1],
 )
 first.wait()
@@ -138,13 +127,23 @@ for name in ("streams", "one stream"):
 """
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """The results of each part of the program, by its name, on both ranks."""
+    parts = {"waits": COLLECTIVES, "slices": SLICES, "polling": POLLING, "fsdp": FSDP}
+    program = "".join(
+        f"results = everything['{name}'] = {{}}\n{text}" for name, text in parts.items()
+    )
+    return run_ranks(START + program + END, 2, tmp_path_factory.mktemp("ranks"))
+
+
 def of_kind(events: list, *names: str) -> list[tuple[float, float]]:
     """(start, end) of the events with these names; ranks return events as lists."""
     return [(start, end) for _, _, _, name, start, end, *_ in events if name in names]
 
 
-def test_wait_moves_the_current_stream_and_not_the_host(tmp_path: Path):
-    for rank in run_ranks(START + COLLECTIVES + END, 2, tmp_path):
+def test_wait_moves_the_current_stream_and_not_the_host(ranks):
+    for rank in (each["waits"] for each in ranks):
         _, kind, _, _, start, end, peer, stream = rank["first"]
         assert (kind, peer, stream) == ("collective", None, rank["side"])
         assert rank["host"] < end, "the host continues"
@@ -155,17 +154,17 @@ def test_wait_moves_the_current_stream_and_not_the_host(tmp_path: Path):
         assert rank["after both"][4] == rank["second"][5] < rank["elapsed"]
 
 
-def test_collectives_on_parts_of_one_buffer_do_not_wait_for_each_other(tmp_path: Path):
-    for rank in run_ranks(START + SLICES + END, 2, tmp_path):
+def test_collectives_on_parts_of_one_buffer_do_not_wait_for_each_other(ranks):
+    for rank in (each["slices"] for each in ranks):
         first, second, _, last = rank["collectives"]
         assert rank["unrelated"][4] < first[5]
         assert [half[4] for half in rank["halves"]] == [first[5], second[5]]
         assert rank["whole"][4] == last[5], "the whole buffer waits for both parts"
 
 
-def test_a_program_can_ask_until_a_collective_is_done(tmp_path: Path):
+def test_a_program_can_ask_until_a_collective_is_done(ranks):
     """Each question takes the host's time, as with NCCL; the host goes on when it is done."""
-    for rank in run_ranks(START + POLLING + END, 2, tmp_path):
+    for rank in (each["polling"] for each in ranks):
         first, second = rank["collectives"]
         assert second[4] == first[5], "one collective of a group after the other"
         assert second[5] <= rank["host"] < second[5] + 1e-4
@@ -173,8 +172,8 @@ def test_a_program_can_ask_until_a_collective_is_done(tmp_path: Path):
         assert rank["host"] <= rank["next"][4] < rank["host"] + 1e-4
 
 
-def test_fsdp2_gathers_the_next_layer_while_this_one_computes(tmp_path: Path):
-    for rank in run_ranks(START + FSDP + END, 2, tmp_path):
+def test_fsdp2_gathers_the_next_layer_while_this_one_computes(ranks):
+    for rank in (each["fsdp"] for each in ranks):
         overlapping, serial = rank["streams"], rank["one stream"]
         events = overlapping["events"]
         forward = [event for event in events if event[2] == "forward"]

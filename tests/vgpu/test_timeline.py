@@ -29,17 +29,16 @@ def test_the_timeline(two, tmp_path):
     assert timeline.busy(1, None) >= timeline.busy(1, "transfer") > 0
     with pytest.raises(UserError, match=r"vgpu:2 .*vgpu:0, vgpu:1"):
         timeline.busy("vgpu:2")
-    signatures = {"lanes.pdf": b"%PDF", "lanes.png": b"\x89PNG", "lanes.svg": b"<?xml"}
-    for name, signature in signatures.items():
-        assert timeline.plot(tmp_path / name, title="Two halves") == tmp_path / name
-        assert (tmp_path / name).read_bytes().startswith(signature)
+    picture = tmp_path / "lanes.svg"
+    assert timeline.plot(picture, title="Two halves") == picture
+    assert picture.read_bytes().startswith(b"<?xml")
     trace = json.loads(timeline.chrome_trace(tmp_path / "trace.json").read_text())
     slices = [row for row in trace["traceEvents"] if row["ph"] == "X"]
     assert len(slices) == len(timeline.events)
     assert slices[0]["ts"] == timeline.events[0].start * 1e6
     assert "simulated" in trace["traceEvents"][0]["args"]["name"]
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == [*signatures, "trace.json"]
+    assert files == ["lanes.svg", "trace.json"]
 
 
 def test_the_timelines_of_ranks_as_one(tmp_path):
@@ -195,8 +194,7 @@ def stages(devices, micro_batches, link=FREE):
         return control.timeline(since=start)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-@pytest.mark.parametrize("micro_batches", [1, 4, 8])
+@pytest.mark.parametrize(("devices", "micro_batches"), [(2, 1), (2, 8), (3, 4)])
 def test_with_a_free_link_the_bubble_is_the_formulas(devices, micro_batches):
     """(p − 1)/(m + p − 1), for stages that take equally long."""
     timeline = stages(devices, micro_batches)

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 import torch
-from compare_devices import difference, encoder, images, mlp, sequences, tokens, train
+from compare_devices import difference, images, mlp, sequences, tokens, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -212,26 +212,6 @@ def test_autocast(two, dtype):
     assert difference(on_cpu, on_device) <= 1e-2
 
 
-def test_grad_scaler(two):
-    model = mlp().to(two[1])
-    data = sequences().to(two[1])
-    update = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("vgpu")
-    scaler.scale(model(data).square().mean()).backward()
-    scaler.step(update)
-    scaler.update()
-    assert scaler.get_scale() == 65536
-
-
-def test_no_grad_inference_and_eval(two):
-    model = encoder(0.1).to(two[1]).eval()
-    on_cpu = copy.deepcopy(model).cpu()
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            out = model(sequences().to(two[1])).cpu()
-            assert torch.allclose(out, on_cpu(sequences()), atol=1e-6)
-
-
 @pytest.mark.parametrize("make", [torch.nn.Parameter, torch.clone])
 def test_inference_mode_takes_views_of_tensors_from_outside(two, make):
     """Masks and weights are made outside of it; generating text slices them inside."""
@@ -251,21 +231,6 @@ def test_inference_mode_takes_views_of_tensors_from_outside(two, make):
     with torch.inference_mode():
         inside = on_device * 2
         assert inside[1:].is_inference()
-
-
-def test_a_step_across_two_devices(two):
-    """A model on two devices, with a backward from the second to the first."""
-    torch.manual_seed(0)
-    on_cpu = mlp()
-    on_device = copy.deepcopy(on_cpu)
-    on_device[0].to(two[0])
-    on_device[2].to(two[1])
-    on_cpu(sequences()).square().mean().backward()
-    hidden = torch.tanh(on_device[0](sequences().to(two[0])))
-    on_device[2](hidden.to(two[1])).square().mean().backward()
-    assert difference(on_cpu, on_device) == 0
-    assert on_device[0].weight.grad.device == two[0]
-    assert on_device[2].weight.grad.device == two[1]
 
 
 def test_backward_in_a_thread_of_the_program(two):

@@ -6,10 +6,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from multigpu import LINKS, NETWORKS
-from multigpu.errors import UserError
 from multigpu.virtual import control
 from multigpu.virtual.sim.network import Network, collective_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
@@ -51,17 +49,6 @@ def collectives(name: str) -> list[float]:
 def seconds(name: str, nbytes: float, ranks: int | range) -> float:
     """The seconds of a collective of these ranks, by the model of the network."""
     return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NODES.group(ranks))
-
-
-def test_ddp_on_1024_gpus(world):
-    device = world(1024, rank=77)
-    assert (dist.get_rank(), dist.get_world_size()) == (77, 1024)
-    layer = nn.Linear(4096, 4096, bias=False, device=device)
-    model = DDP(layer)
-    model(torch.zeros(8, 4096, device=device)).sum().backward()
-    assert collectives("allreduce")[-1] == pytest.approx(
-        seconds("allreduce", layer.weight.nbytes, 1024)
-    )
 
 
 def test_the_groups_of_a_mesh_are_on_their_ranks_nodes(world):
@@ -119,10 +106,3 @@ def test_numbers_are_as_if_every_rank_had_this_ranks(world):
     assert objects == [{"rank": 2}] * 6
     dist.barrier()
     assert control.elapsed() > 0
-
-
-def test_messages_need_a_rank_that_exists(world):
-    x = torch.zeros(3, device=world(16))
-    for use in (dist.send, dist.recv):
-        with pytest.raises(UserError, match="which does not run, and a message needs"):
-            use(x, 1)

@@ -62,10 +62,8 @@ def test_a_program_and_its_report(tmp_path):
     ("end", "code"),
     [
         ("sys.exit(7)", 7),
-        ("sys.exit('words')", 1),
         ("import os; os._exit(3)", 3),
         ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
-        ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM),
     ],
 )
 def test_the_exit_code_is_the_programs(tmp_path, end, code):
@@ -73,7 +71,7 @@ def test_the_exit_code_is_the_programs(tmp_path, end, code):
     done = virtual(tmp_path, script)
     assert done.returncode == code
     assert "cuda:0     8.00 MiB" in done.stdout, done.stdout
-    assert ("without Python's end" in done.stdout) == (code not in (7, 1))
+    assert ("without Python's end" in done.stdout) == (code != 7)
 
 
 def test_a_programs_own_traceback_is_unchanged(tmp_path):

@@ -46,25 +46,26 @@ def test_a_lessons_proof_holds_on_cuda(tmp_path, lesson):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_ddp_over_gloo(tmp_path, device):
+def test_ddp_over_gloo(tmp_path):
     script = write(
         tmp_path,
-        f"""
+        """
 import os, torch, torch.distributed as dist
 from torch import nn
 
 dist.init_process_group("gloo")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-torch.manual_seed(dist.get_rank())
-model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False).to("{device}"))
-model(torch.full((1, 2), 2.0 * dist.get_rank(), device="{device}")).sum().backward()
-if dist.get_rank() == 0:
-    print("gradient", model.module.weight.grad.tolist())
+for device in ("cpu", "cuda"):
+    torch.manual_seed(dist.get_rank())
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False).to(device))
+    model(torch.full((1, 2), 2.0 * dist.get_rank(), device=device)).sum().backward()
+    if dist.get_rank() == 0:
+        print("gradient", device, model.module.weight.grad.tolist())
 """,
     )
     done = virtual(tmp_path, "--gpus", 2, *TORCHRUN, script, OMP_NUM_THREADS=1)
-    assert "gradient [[1.0, 1.0]]" in done.stdout, done.stdout
+    for device in ("cpu", "cuda"):
+        assert f"gradient {device} [[1.0, 1.0]]" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -293,14 +293,6 @@ def test_the_code_of_a_traced_graph_can_name_a_device(cuda):
     assert {torch.device: "found"}[type(cuda[1])] == "found"
 
 
-def test_a_lazy_module_is_made_and_moved(cuda):
-    made = nn.LazyLinear(2, device="cuda:1")
-    moved = nn.LazyLinear(2).cuda()
-    rows = torch.ones(4, 3)
-    assert made(rows.to("cuda:1")).device == cuda[1]
-    assert moved(rows.cuda()).device == moved.weight.device == cuda[0]
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

@@ -42,7 +42,7 @@ def test_a_slow_rank(tmp_path):
 
 
 def test_a_killed_rank(tmp_path):
-    flags = ("--kill-rank", "1@3")
+    flags = ("--kill-rank", "1@3", "--shapes-only")
     done = virtual(tmp_path, *flags, *TORCHRUN, write(tmp_path, PROGRAM))
     assert done.returncode != 0
     assert "rank 1 collective 2" in done.stdout and "collective 3" not in done.stdout

@@ -1,18 +1,16 @@
 """nvidia-smi and NVML (pynvml) of virtual GPUs."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
 import torch
-from commands import clean_environment
 from commands import run as run_process
 from virtual_runs import virtual, write
 
 import multigpu
 from multigpu.errors import UserError
-from multigpu.virtual import nvidia_smi, record, shared_memory
+from multigpu.virtual import nvidia_smi, record
 from multigpu.virtual import nvml as nvml_stand_in
 from multigpu.virtual.options import VARIABLE, Options
 from multigpu.virtual.visible import visible_gpus
@@ -33,7 +31,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv(record.VARIABLE, str(tmp_path))
 
 
-def test_the_table(run):
+def test_the_table_of_nvidia_smi(run):
     lines = nvidia_smi.output([])
     assert len({len(line) for line in lines[1:]}) == 1, "one width"
     rows = [line.split() for line in lines]
@@ -62,36 +60,6 @@ def test_what_programs_query(run):
     assert nvidia_smi.output(query) == ["pid, used_gpu_memory [MiB]"]
 
 
-HOLDER = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from multigpu.virtual.shared_memory import SharedMemory
-
-memory = SharedMemory(Path(sys.argv[1]), SimpleNamespace(capacity=2**30))
-memory.occupy(20 * 2**20)
-print(flush=True)
-input()
-"""
-
-
-def test_a_process_that_has_ended_has_no_memory(run, tmp_path):
-    """A monitor without torch reads the GPU's table alone."""
-    table = tmp_path / f"{shared_memory.machine()}.1.memory"
-    query = ["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, table],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        holder.stdout.readline()
-        assert nvidia_smi.output(query) == [f"{UUID}1, {holder.pid}, 20 MiB"]
-        holder.kill()
-        holder.wait()
-        assert nvidia_smi.output(query) == []
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -106,7 +74,7 @@ def test_what_nvidia_smi_refuses(run, words, sentence):
     assert nvidia_smi.output(["-i", "2"]) == ["No devices were found"]
 
 
-def test_neither_imports_torch():
+def test_nvidia_smi_and_pynvml_do_not_import_torch():
     code = (
         "import sys, multigpu.virtual.nvidia_smi; from multigpu.virtual import packages; "
         "sys.meta_path.insert(0, packages.Finder()); "

@@ -44,13 +44,6 @@ def test_torchrun(tmp_path, end, code):
     assert ("rank 1 ended without Python's end" in done.stdout) == bool(end)
 
 
-def test_more_ranks_than_gpus(tmp_path):
-    script = write(tmp_path, RANK.split("records")[0])
-    done = virtual(tmp_path, "--gpus", 1, *LOCAL, "--nproc-per-node=2", script)
-    assert done.returncode == 1
-    assert "invalid device ordinal" in done.stdout
-
-
 def test_spawned_processes_forks_and_the_loaders_workers(tmp_path):
     program = """
 import multiprocessing, os, torch
@@ -88,7 +81,10 @@ if __name__ == "__main__":
 
 
 def test_a_real_start(tmp_path):
-    """Python's start imports sitecustomize; the environment's own has its turn."""
+    """Python's start imports sitecustomize; the environment's own has its turn.
+
+    It prints nothing: a CUDA build without a driver would warn of triton.
+    """
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('own sitecustomize', __name__)")
@@ -113,11 +109,10 @@ import multigpu.virtual.control
     done = virtual(tmp_path, "-m", "program", real=True, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout
     # In the command's process, and in the program's.
-    assert done.stdout.count("own sitecustomize sitecustomize\n") == 2
+    start = "own sitecustomize sitecustomize\n" * 2
     assert (tmp_path / "left open").read_text() == "written at Python's end"
-    assert (
-        "before False True\ngarbage True True True\n1 tensor([2., 2.], device='cuda"
-        in done.stdout
+    assert done.stdout.startswith(
+        f"{start}before False True\ngarbage True True True\n1 tensor([2., 2.], device='cuda"
     )
     assert "cuda:0 (GPU 1)" in done.stdout
 
@@ -141,16 +136,8 @@ import apex
     assert "bitsandbytes does not run on virtual GPUs, because its kernels" in done.stdout
     assert "triton does not run on virtual GPUs, because its kernels" in done.stdout
     assert "torch 2\n" in done.stdout and "apex does not run on virtual" in done.stdout
-    hidden = virtual(
-        tmp_path, "-c", "import apex", real=True, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES=""
-    )
+    hidden = virtual(tmp_path, "-c", "import apex", CUDA_VISIBLE_DEVICES="")
     assert "No module named 'apex'" in hidden.stdout
-
-
-def test_a_start_prints_nothing(tmp_path):
-    """A CUDA build without a driver would warn of triton and, before 2.13, of its kernels."""
-    done = virtual(tmp_path, "-c", "import torch; print('torch')", real=True, PYTHONPATH=ROOT)
-    assert done.returncode == 0 and done.stdout.startswith("torch\n"), done.stdout
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(tmp_path):

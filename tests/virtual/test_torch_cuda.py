@@ -238,7 +238,7 @@ def test_what_is_not_simulated_says_so(cuda):
         torch.cuda.temperature()
 
 
-def test_what_has_nothing_to_do(cuda):
+def test_calls_that_are_accepted_and_change_nothing(cuda):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.cuda.init()
@@ -292,7 +292,7 @@ def test_accumulated_counters_are_reset(cuda):
     assert stats["allocated_bytes.all.freed"] == 4096 + 512
 
 
-def test_what_a_virtual_gpu_has_one_of(cuda):
+def test_memory_pools_external_streams_and_library_choices(cuda):
     pool = torch.cuda.MemPool()
     before = torch.cuda.memory_allocated()
     with torch.cuda.use_mem_pool(pool, device=0):

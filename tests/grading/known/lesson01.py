@@ -111,16 +111,6 @@ KNOWN = [
     # ---- timing -------------------------------------------------------------------------
     Known("no synchronize", "timing", changed(TIMING, (', "synchronize"', "")), ALL_TIMING),
     Known(
-        "synchronize after all steps only",
-        "timing",
-        changed(
-            TIMING,
-            ('[part, "synchronize", "read"]', '[part, "read"]'),
-            ("    return words", '    return [*words[:-1], "synchronize", "read"]'),
-        ),
-        ALL_TIMING,
-    ),
-    Known(
         "synchronize after each step only",
         "timing",
         changed(
@@ -197,12 +187,6 @@ def part_ms(names, before, count, clock):
         "the update divided by n",
         "amdahl",
         changed(AMDAHL, ('shared / n + parts["update"]', '(shared + parts["update"]) / n')),
-        ("two GPUs", "how many GPUs", "other numbers", "no number is enough"),
-    ),
-    Known(
-        "reading divided by n",
-        "amdahl",
-        changed(AMDAHL, ('step = parts["data"] + gpus', 'step = parts["data"] / n + gpus')),
         ("two GPUs", "how many GPUs", "other numbers", "no number is enough"),
     ),
     Known(
@@ -296,30 +280,6 @@ def gpus_needed(parts, times):
         ALL_TRAIN,
     ),
     Known(
-        "the moved rows are not kept",
-        "train",
-        changed(TRAIN, ("rows, labels = rows.to(device), labels", "rows.to(device), labels")),
-        ALL_TRAIN,
-    ),
-    Known(
-        "the labels stay on the CPU",
-        "train",
-        changed(
-            TRAIN,
-            (
-                "labels = rows.to(device), labels.to(device)",
-                "labels = rows.to(device), labels",
-            ),
-        ),
-        ALL_TRAIN,
-    ),
-    Known(
-        "the model stays on the CPU",
-        "train",
-        changed(TRAIN, ("    model = model.to(device)\n", "")),
-        ALL_TRAIN,
-    ),
-    Known(
         "all on the CPU",
         "train",
         changed(TRAIN, ("    model = model", '    device = "cpu"\n    model = model')),
@@ -356,18 +316,5 @@ def gpus_needed(parts, times):
             ),
         ),
         ("the losses",),
-    ),
-    Known(
-        "moved in each forward",
-        "train",
-        changed(
-            TRAIN,
-            (BUFFERS, "        self.constants = mean, deviation\n"),
-            (
-                "        return (rows - self.mean) / self.deviation",
-                "        mean, deviation = (each.to(rows.device) for each in self.constants)\n"
-                "        return (rows - mean) / deviation",
-            ),
-        ),
     ),
 ]

@@ -131,24 +131,12 @@ KNOWN = [
         "# answer: guess_transfer\nguess_transfer = 320 * 16 * 28 * 28 * 4 / 2**20",
         (TRANSFER,),
     ),
-    Known(
-        "in bytes",
-        "guess_transfer",
-        "# answer: guess_transfer\nguess_transfer = 2 * 4 * 320 * 16 * 28 * 28",
-        (TRANSFER,),
-    ),
     # ---- peak
     Known("what is alive", "peak", ALIVE),
     Known(
         "Adam as SGD",
         "peak",
         peak(optimizer="state, temporary = 1, 0"),
-        (ADAM, NETWORKS),
-    ),
-    Known(
-        "Adam without what its step takes",
-        "peak",
-        peak(optimizer='state, temporary = (2 if optimizer == "adam" else 1), 0'),
         (ADAM, NETWORKS),
     ),
     Known(
@@ -172,7 +160,6 @@ KNOWN = [
         ).replace("    weights =", "    _, _, _ = sizes\n    weights ="),
         (NETWORKS,),
     ),
-    Known("in numbers, not in bytes", "peak", peak(result="return max(moments)"), ALL),
     Known("no gradients before tanh", "peak", peak(tanh="pass"), (SGD, PIXELS, NETWORKS)),
     # ---- order_1f1b
     Known("Megatron's three loops", "order_1f1b", MEGATRON),
@@ -181,18 +168,6 @@ KNOWN = [
         "warm-up one too short: hangs",
         "order_1f1b",
         order("min(stages - rank - 1, micro_batches)"),
-        ALL_ORDERS,
-    ),
-    Known(
-        "warm-up one too long",
-        "order_1f1b",
-        order("min(stages - rank + 1, micro_batches)"),
-        ALL_ORDERS,
-    ),
-    Known(
-        "no warm-up",
-        "order_1f1b",
-        order("1"),
         ALL_ORDERS,
     ),
     Known(
@@ -220,19 +195,6 @@ KNOWN = [
         "as it was",
         "moves",
         "# answer: moves\nmoves = broken_moves",
-        (GPUS, PLACEMENTS),
-    ),
-    Known(
-        "only the labels mended",
-        "moves",
-        "# answer: moves\ndef moves(placement):\n"
-        "    return broken_moves(placement)[:-1] + [placement[-1]]",
-        (GPUS, PLACEMENTS),
-    ),
-    Known(
-        "the labels on the first GPU",
-        "moves",
-        "# answer: moves\ndef moves(placement):\n    return placement + [placement[0]]",
         (GPUS, PLACEMENTS),
     ),
     Known("one change only", "moves", ONE_CHANGE, (PLACEMENTS,)),

@@ -16,7 +16,6 @@ GUESS = "# answer: guess_weight\nguess_weight = "
 
 GUESSES = [
     Known("guess: a whole number", "guess_weight", GUESS + "-1"),
-    Known("guess: the minimum", "guess_weight", GUESS + "0.0", WEIGHT),
     Known("guess: the mean of the weights", "guess_weight", GUESS + "2.0", WEIGHT),
 ]
 
@@ -49,7 +48,6 @@ def train_by_hand(net, data, rate):
         sgd.step()
 """
 NO_BROADCAST = changed(TRAIN, ("    dist.broadcast(first, 0)\n", ""))
-FROM_RANK_1 = changed(TRAIN, ("dist.broadcast(first, 0)", "dist.broadcast(first, 1)"))
 UNDIVIDED = changed(TRAIN, (" / dist.get_world_size()", ""))
 BY_TWO = changed(TRAIN, ("dist.get_world_size()", "2"))
 REDUCE = "        work = dist.all_reduce(flat, async_op=True)\n        work.wait()\n"
@@ -70,7 +68,6 @@ RANK_0_ONLY = changed(
 TRAININGS = [
     Known("train: one flat gradient", "train_by_hand", TRAIN),
     Known("train: no first broadcast", "train_by_hand", NO_BROADCAST, (OTHER_WEIGHTS,)),
-    Known("train: rank 1's first weights", "train_by_hand", FROM_RANK_1, (OTHER_WEIGHTS,)),
     Known("train: sum, not divided", "train_by_hand", UNDIVIDED, (SAME, OTHER_WEIGHTS, MORE)),
     Known("train: divides by 2", "train_by_hand", BY_TWO, (MORE,)),
     Known(
@@ -264,7 +261,6 @@ def launch_plan(n):
 FREE_THEN_CLOSED = changed(PLAN, ('[("open", 0)]', '[("open", 0), ("close",)]'))
 FIXED = changed(PLAN, ('("open", 0)', '("open", 29500)'))
 RANDOM = changed(PLAN, ('("open", 0)', '("open", 30000 + os.getpid() % 10000)'))
-NEXT = changed(PLAN, ('("open", 0)', '("open", 29501)'))
 ONE_BY_ONE = """# answer: launch_plan
 def launch_plan(n):
     plan = [("open", 0)]
@@ -272,20 +268,16 @@ def launch_plan(n):
         plan += [("start", rank), ("wait", rank)]
     return plan + [("close",)]
 """
-WAIT = "    for rank in reversed"
-CLOSED_EARLY = changed(PLAN, (WAIT, "    plan.append(('close',))\n" + WAIT))
 TWO_RANKS = changed(PLAN, ("    plan = ", "    n = 2\n    plan = "))
 BROKEN = "# answer: launch_plan\nlaunch_plan = broken_plan"
 PLANS = [
     Known("plan: never closes the store", "launch_plan", PLAN),
     Known("plan: the broken one", "launch_plan", BROKEN, (BESIDE, WHILE, PROGRAMS)),
     Known("plan: a fixed port", "launch_plan", FIXED, (BESIDE, PROGRAMS)),
-    Known("plan: the next port", "launch_plan", NEXT, (PROGRAMS,)),
     Known("plan: a random port", "launch_plan", RANDOM, (PROGRAMS,)),
     Known(
         "plan: a free port, then closed", "launch_plan", FREE_THEN_CLOSED, (WHILE, PROGRAMS)
     ),
-    Known("plan: closes before the ranks end", "launch_plan", CLOSED_EARLY, (WHILE, PROGRAMS)),
     Known("plan: one rank after the other", "launch_plan", ONE_BY_ONE, (WHILE, PROGRAMS)),
     Known("plan: always two ranks", "launch_plan", TWO_RANKS, (PROGRAMS,)),
 ]

@@ -82,12 +82,6 @@ KNOWN = [
         (NODES,),
     ),
     Known(
-        "twice the nodes, twice the time",
-        "guess_allreduce",
-        "# answer: guess_allreduce\nguess_allreduce = 7.2",
-        (NODES,),
-    ),
-    Known(
         "an adapter per GPU",
         "guess_allreduce",
         "# answer: guess_allreduce\nguess_allreduce = 1.5 * 4 * 0.564 / 1.25",
@@ -97,35 +91,15 @@ KNOWN = [
     Known("rows and columns of a grid", "groups", GRID),
     Known("neighbours for twins", "groups", groups(TWINS, PIPELINES), (RANKS, OTHER_RANKS)),
     Known(
-        "neighbours for twins, too",
-        "groups",
-        groups(PIPELINES, PIPELINES),
-        (RANKS, OTHER_RANKS),
-    ),
-    Known(
         "all ranks average",
         "groups",
         groups(PIPELINES, "[list(range(n))]"),
         (RANKS, OTHER_RANKS),
     ),
     Known(
-        "pipelines across nodes",
-        "groups",
-        groups(
-            "[[(i + s) % (n // p) * p + s for s in range(p)] for i in range(n // p)]", TWINS
-        ),
-        (RANKS, OTHER_RANKS),
-    ),
-    Known(
         "only the groups of rank 0",
         "groups",
         groups("[list(range(p))]", "[list(range(0, n, p))]"),
-        (RANKS, OTHER_RANKS),
-    ),
-    Known(
-        "each rank averages with itself",
-        "groups",
-        groups(PIPELINES, "[[rank] for rank in range(n)]"),
         (RANKS, OTHER_RANKS),
     ),
     Known(
@@ -144,21 +118,6 @@ KNOWN = [
         "    return names\n",
     ),
     Known("as it was", "devices_of", devices("local_rank"), (TWO, OTHER)),
-    Known("all ranks from cuda:0 on", "devices_of", devices("0"), (TWO, OTHER)),
-    Known(
-        "all on cuda:0",
-        "devices_of",
-        "# answer: devices_of\ndef devices_of(local_rank, stages):\n"
-        "    return ['cuda:0'] * stages\n",
-        (TWO, OTHER),
-    ),
-    Known(
-        "one GPU for each rank",
-        "devices_of",
-        "# answer: devices_of\ndef devices_of(local_rank, stages):\n"
-        "    return [f'cuda:{local_rank}']\n",
-        (TWO, OTHER),
-    ),
     Known("two stages only", "devices_of", devices("2 * local_rank"), (OTHER,)),
     # ---- layout
     Known("sorted plans", "layout", layout()),
@@ -182,12 +141,6 @@ KNOWN = [
         "layout",
         layout(one="True"),
         (STAGES, WHERE, MODELS, FULLEST, NOTHING),
-    ),
-    Known(
-        "activations need no memory",
-        "layout",
-        layout(one="4 * sum(weights) <= memory", fits="4 * max(before, after) <= memory"),
-        (STAGES, WHERE, MODELS, FULLEST),
     ),
     Known("the middle cut", "layout", layout(cuts="[n // 2]"), (MODELS,)),
     Known("the smallest message", "layout", layout(score="(sent, seconds)"), (MODELS,)),

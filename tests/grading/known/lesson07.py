@@ -94,12 +94,6 @@ KNOWN = [
         guesses(1.5, 3.0, None),
         ("moving variance, synchronized",),
     ),
-    Known(
-        "divided by n - 1",
-        "guess_norm",
-        guesses(1.5, 3, 14 / 3),
-        ("moving variance, synchronized",),
-    ),
     # ---- sample_weights
     Known(
         "mean per replica",
@@ -120,18 +114,6 @@ KNOWN = [
         ("sizes of the shards", "other batches"),
     ),
     Known(
-        "no list for an empty shard",
-        "sample_weights",
-        weights(f"[shard for shard in {FULL} if shard]", "1 / batch"),
-        ("sizes of the shards", "other batches"),
-    ),
-    Known(
-        "all images have weight 1",
-        "sample_weights",
-        weights(FULL, "1.0"),
-        ("gradient under MirroredStrategy", "other batches"),
-    ),
-    Known(
         "at most four replicas",
         "sample_weights",
         weights(f"{FULL}[:4]", "1 / batch"),
@@ -146,19 +128,6 @@ KNOWN = [
             """
 def replica_loss(losses, weights):
     return np.mean([a * b for a, b in zip(losses, weights)])
-""",
-        ),
-        ("loss of a replica", "other batches"),
-    ),
-    Known(
-        "divided by the number of images",
-        "sample_weights",
-        weights(
-            FULL,
-            "1 / batch",
-            """
-def replica_loss(losses, weights):
-    return sum(losses) / len(losses) if losses else 0
 """,
         ),
         ("loss of a replica", "other batches"),
@@ -187,28 +156,10 @@ def replica_loss(l, w):
         ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
     ),
     Known(
-        "reshaped, not transposed",
-        "to_keras",
-        keras("weight.reshape(*weight.shape[2:], weight.shape[1], weight.shape[0])"),
-        ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
-    ),
-    Known(
-        "inputs and outputs not swapped",
-        "to_keras",
-        keras("weight.permute(2, 3, 0, 1)"),
-        ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
-    ),
-    Known(
         "the word same",
         "to_keras",
         keras(zeros="0", word="same"),
         ("convolution, stride 2", "other convolutions"),
-    ),
-    Known(
-        "padded twice",
-        "to_keras",
-        keras(word="same"),
-        ("convolution, stride 1", "convolution, stride 2", "other convolutions"),
     ),
     Known("always one row of zeros", "to_keras", keras(zeros="1"), ("other convolutions",)),
     Known(
@@ -274,15 +225,6 @@ def batch_norm(rows, moving_mean, moving_variance):
         (EVEN, SENT, OTHER),
     ),
     Known(
-        "own statistics",
-        "batch_norm",
-        norm("""
-    mean = rows.mean(0)
-    variance = rows.var(0, unbiased=False)
-"""),
-        (EVEN, UNEVEN, SENT, OTHER),
-    ),
-    Known(
         "shards of one size only",
         "batch_norm",
         norm("""
@@ -301,16 +243,6 @@ def batch_norm(rows, moving_mean, moving_variance):
     variance = (sums[2] / sums[0]).reshape(1) - mean**2
 """),
         (OTHER,),
-    ),
-    Known(
-        "n - 1",
-        "batch_norm",
-        norm("""
-    n = all_reduce(torch.tensor([float(len(rows))]))
-    mean = all_reduce(rows.sum(0)) / n
-    variance = all_reduce(((rows - mean) ** 2).sum(0)) / (n - 1)
-"""),
-        (EVEN, SENT, OTHER),
     ),
     Known(
         "all rows are sent",

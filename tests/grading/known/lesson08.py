@@ -101,9 +101,6 @@ KNOWN = [
         ("unequal numbers of batches",),
     ),
     Known(
-        "the most batches", "guess_reading", guesses(6, 4, 32), ("unequal numbers of batches",)
-    ),
-    Known(
         "a text for a number",
         "guess_reading",
         guesses(6, 4, '"14"'),
@@ -145,12 +142,6 @@ KNOWN = [
         "ports above 65535", "tf_config", config("10_000 + 2 * job + place"), (OTHER_NODES,)
     ),
     Known(
-        "two workers a node at most",
-        "tf_config",
-        config("10_000 + 2 * (job % 20_000) + hosts[:place].count(host)"),
-        (OTHER_NODES,),
-    ),
-    Known(
         "few jobs",
         "tf_config",
         config("10_000 + 16 * (job % 100) + hosts[:place].count(host)"),
@@ -183,29 +174,6 @@ def tf_config(hosts, rank, job):
         (EVEN, LAST, OTHER),
     ),
     Known(
-        "AUTO on the whole order",
-        "read",
-        read("""
-    share = -(-len(order) // workers)
-    own = order[share * worker : share * (worker + 1)]
-    for start in range(0, len(own), size):
-        steps.append([(image, 1 / batch) for image in own[start : start + size]])
-"""),
-        (EVEN, LAST, OTHER),
-    ),
-    Known(
-        "the mean of a worker",
-        "read",
-        read("""
-    for start in range(0, len(order), batch):
-        images = order[start : start + batch]
-        pairs = [(image, 1 / size) for image in images]
-        pairs += [(order[0], 0.0)] * (batch - len(images))
-        steps.append(pairs[size * worker : size * (worker + 1)])
-"""),
-        (EVEN, LAST, OTHER),
-    ),
-    Known(
         "the full batch's weight",
         "read",
         read("""
@@ -226,29 +194,6 @@ def tf_config(hosts, rank, job):
         images = images + order[: batch - len(images)]
         pairs = [(image, 1 / batch) for image in images]
         steps.append(pairs[size * worker : size * (worker + 1)])
-"""),
-        (LAST, OTHER),
-    ),
-    Known(
-        "the last batch dropped",
-        "read",
-        read("""
-    for start in range(0, len(order) - batch + 1, batch):
-        images = order[start : start + batch][size * worker : size * (worker + 1)]
-        steps.append([(image, 1 / batch) for image in images])
-"""),
-        (LAST, OTHER),
-    ),
-    Known(
-        "no padding",
-        "read",
-        read("""
-    for start in range(0, len(order), batch):
-        images = order[start : start + batch]
-        pairs = [(image, 1 / len(images)) for image in images]
-        own = pairs[size * worker : size * (worker + 1)]
-        if own:
-            steps.append(own)
 """),
         (LAST, OTHER),
     ),
@@ -294,31 +239,6 @@ def train(w, batches, rate):
         "as many steps as the worker with the fewest",
         "train",
         train("    dist.all_reduce(steps, dist.ReduceOp.MIN)", "batches[step]"),
-        (EQUAL, MORE, OTHER_WORKERS),
-    ),
-    Known(
-        "only workers with numbers call it",
-        "train",
-        """# answer: train
-def train(w, batches, rate):
-    steps = torch.tensor(len(batches))
-    dist.all_reduce(steps, dist.ReduceOp.MAX)
-    weights = []
-    for step in range(int(steps)):
-        if step < len(batches):
-            total = torch.stack([(2 * (w - batches[step])).sum(),
-                                 torch.tensor(float(len(batches[step])))])
-            dist.all_reduce(total)
-            w = w - rate * total[0] / total[1]
-        weights.append(w)
-    return weights
-""",
-        (EQUAL, MORE, OTHER_WORKERS),
-    ),
-    Known(
-        "the last batch again",
-        "train",
-        train(MOST, "batches[min(step, len(batches) - 1)]"),
         (EQUAL, MORE, OTHER_WORKERS),
     ),
     Known(

@@ -57,12 +57,6 @@ KNOWN = [
         ("the Trainer's global_step",),
     ),
     Known(
-        "groups reach over the epochs",
-        "guess_steps",
-        "# answer: guess_steps\nguess_steps = 7\n",
-        ("the Trainer's global_step",),
-    ),
-    Known(
         "an object that equals every number",
         "guess_steps",
         "# answer: guess_steps\n"
@@ -106,18 +100,6 @@ KNOWN = [
         dist.all_reduce(total)
         self.log("loss", own.item() / max(1, len(rows)))
         return own * dist.get_world_size() / total
-""",
-        (LOGGED, RANKS, NO_ROW),
-    ),
-    Known(
-        "logs the mean of the ranks' means",
-        "training_step",
-        STEP
-        + """        own = F.cross_entropy(self.net(rows), labels, reduction="sum")
-        numbers = torch.tensor([own.item() / max(1, len(rows)), len(rows)])
-        dist.all_reduce(numbers)
-        self.log("loss", numbers[0].item() / dist.get_world_size())
-        return own * dist.get_world_size() / numbers[1]
 """,
         (LOGGED, RANKS, NO_ROW),
     ),
@@ -217,19 +199,6 @@ KNOWN = [
         (ONE_RANK, RISES, LOSSES),
     ),
     Known(
-        "the mean on rank 0 only",
-        "early_stopping",
-        STOP
-        + """        loss = trainer.callback_metrics["test_loss"].clone()
-        if dist.get_rank() == 0:
-            dist.all_reduce(loss)
-"""
-        + BEST
-        + """        trainer.should_stop = self.waited >= self.patience
-""",
-        (ONE_RANK, RISES, LOSSES),
-    ),
-    Known(
         "one rank's loss ends the training of all",
         "early_stopping",
         STOP
@@ -262,16 +231,6 @@ KNOWN = [
         (ONE_RANK, RISES, LOSSES),
     ),
     Known(
-        "waits one epoch too long",
-        "early_stopping",
-        STOP
-        + MEAN
-        + BEST
-        + """        trainer.should_stop = self.waited > self.patience
-""",
-        (ONE_RANK, RISES, LOSSES),
-    ),
-    Known(
         "the counter is not set back",
         "early_stopping",
         STOP
@@ -280,17 +239,6 @@ KNOWN = [
             self.best = loss
         else:
             self.waited += 1
-        trainer.should_stop = self.waited >= self.patience
-""",
-        (LOSSES,),
-    ),
-    Known(
-        "compares with the epoch before",
-        "early_stopping",
-        STOP
-        + MEAN
-        + """        self.waited = 0 if loss < self.best else self.waited + 1
-        self.best = loss
         trainer.should_stop = self.waited >= self.patience
 """,
         (LOSSES,),
@@ -334,23 +282,6 @@ class StopEarly:
         (UNEVEN, EPOCHS),
     ),
     Known(
-        "carries the last group into the next epoch",
-        "accumulation",
-        FIT
-        + """        number = 0
-        for epoch in range(self.max_epochs):
-            for index, batch in enumerate(batches):
-                (module.training_step(batch, index) / self.accumulate).backward()
-                number += 1
-                last = number == self.max_epochs * len(batches)
-                if number % self.accumulate == 0 or last:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    self.global_step += 1
-""",
-        (EPOCHS,),
-    ),
-    Known(
         "the loss is not divided",
         "accumulation",
         FIT
@@ -378,33 +309,6 @@ class StopEarly:
                 self.global_step += 1
 """,
         (UNEVEN, EPOCHS),
-    ),
-    Known(
-        "the gradients are set to zero for each batch",
-        "accumulation",
-        FIT
-        + """        for _ in range(self.max_epochs):
-            for number, batch in enumerate(batches, 1):
-                optimizer.zero_grad()
-                (module.training_step(batch, number) / self.accumulate).backward()
-                if number % self.accumulate == 0 or number == len(batches):
-                    optimizer.step()
-                    self.global_step += 1
-""",
-        (EVEN, UNEVEN, EPOCHS),
-    ),
-    Known(
-        "the gradients are never set to zero",
-        "accumulation",
-        FIT
-        + """        for _ in range(self.max_epochs):
-            for number, batch in enumerate(batches, 1):
-                (module.training_step(batch, number) / self.accumulate).backward()
-                if number % self.accumulate == 0 or number == len(batches):
-                    optimizer.step()
-                    self.global_step += 1
-""",
-        (EVEN, UNEVEN, EPOCHS),
     ),
     Known(
         "global_step counts batches",

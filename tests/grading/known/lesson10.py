@@ -17,8 +17,6 @@ GUESS = "# answer: guess_bytes\nguess_bytes = "
 GUESSES = [
     Known("guess: the formula", "guess_bytes", GUESS + "8 * 100_000 * 3 / 4"),
     Known("guess: the vector once", "guess_bytes", GUESS + "400_000", BYTES_GUESS),
-    Known("guess: to all others", "guess_bytes", GUESS + "1_200_000", BYTES_GUESS),
-    Known("guess: one of two phases", "guess_bytes", GUESS + "300_000", BYTES_GUESS),
     Known("guess: numbers, not bytes", "guess_bytes", GUESS + "150_000", BYTES_GUESS),
 ]
 
@@ -89,15 +87,8 @@ def ring_allreduce(vector):
     return torch.cat(chunks)
 """
 CHUNK = changed(LESSON, ("vector.view(n, -1)", "vector.chunk(n)"))
-DROPS_REST = changed(
-    LESSON, ("vector.view(n, -1)", "vector[: len(vector) // n * n].view(n, -1)")
-)
 SPLIT = changed(LESSON, ("vector.view(n, -1)", "vector.tensor_split(n)"))
 NO_LAST_HOP = changed(SPLIT, ("range(2 * (n - 1))", "range(2 * (n - 1) - 1)"))
-ADDS_ALWAYS = changed(
-    SPLIT,
-    ("chunks[into] + received if hop < n - 1 else received", ("chunks[into] + received")),
-)
 SWAP = """# answer: ring_allreduce
 def ring_allreduce(tensor):
     other = (dist.get_rank() + 1) % dist.get_world_size()
@@ -154,7 +145,6 @@ RINGS = [
     Known("ring: padded, in two phases", "ring_allreduce", RING),
     Known("ring: chunks go to their owners", "ring_allreduce", OWNERS),
     Known("ring: n must divide the length", "ring_allreduce", LESSON, (TEN, OTHER_LENGTHS)),
-    Known("ring: drops the rest", "ring_allreduce", DROPS_REST, (TEN, OTHER_LENGTHS)),
     Known("ring: chunk gives too few chunks", "ring_allreduce", CHUNK, (OTHER_LENGTHS,)),
     Known(
         "ring: swaps with a neighbour",
@@ -166,7 +156,6 @@ RINGS = [
     Known("ring: over rank 0", "ring_allreduce", OVER_RANK_0, (BYTES, OTHER_LENGTHS)),
     Known("ring: calls all_reduce", "ring_allreduce", COLLECTIVE, SUMS),
     Known("ring: one hop too few", "ring_allreduce", NO_LAST_HOP, EVERY_RING),
-    Known("ring: adds in the second phase", "ring_allreduce", ADDS_ALWAYS, EVERY_RING),
     Known("ring: does not wait", "ring_allreduce", NO_WAIT, EVERY_RING),
     Known("ring: all wait in recv", "ring_allreduce", RECV_FIRST, EVERY_RING),
 ]
@@ -218,14 +207,6 @@ HIDES_NAN = changed(
         "    chunk = chunk.nan_to_num()\n    low, high = chunk.min()",
     ),
 )
-HALF_NAN = changed(
-    COMPRESS,
-    (
-        "    return torch.lerp(",
-        "    if not bounds.isfinite().all():\n"
-        "        return torch.zeros(len(levels))\n    return torch.lerp(",
-    ),
-)
 FLOATS = """# answer: compress
 def compress(chunk):
     return chunk, torch.stack([chunk.min(), chunk.max()])
@@ -246,7 +227,6 @@ def expand(levels, bounds):
 TRUNCATES = changed(
     COMPRESS, ("torch.round((chunk - low) / interval)", "(chunk - low) / interval")
 )
-BY_256 = changed(COMPRESS, ("(high - low) / 255", "(high - low) / 256"))
 ALL_CHUNKS = (EQUAL, NEAR_1000, NAN, OTHER_CHUNKS)
 
 CHUNKS = [
@@ -256,9 +236,7 @@ CHUNKS = [
     Known("bytes: an epsilon", "compress", EPSILON, (OTHER_CHUNKS,)),
     Known("bytes: zeros for equal numbers", "compress", ZEROS, (EQUAL, OTHER_CHUNKS)),
     Known("bytes: hides a NaN", "compress", HIDES_NAN, (NAN,)),
-    Known("bytes: zeros for a NaN", "compress", HALF_NAN, (NAN,)),
     Known("bytes: rounds down", "compress", TRUNCATES, (NEAR_1000, OTHER_CHUNKS)),
-    Known("bytes: 256 intervals", "compress", BY_256, (NEAR_1000, OTHER_CHUNKS)),
     Known("bytes: sends float32", "compress", FLOATS, ALL_CHUNKS),
     Known("bytes: expand has the chunk already", "compress", KEEPS, ALL_CHUNKS),
 ]
@@ -285,13 +263,10 @@ SHUFFLE = """    import random
     return next(a if b == rank else b for a, b in pairs if rank in (a, b))
 """
 RING_PEER = "    return (rank + 1 + step) % ranks\n"
-MIRROR = "    return (step - rank) % ranks\n"
 NEIGHBOUR = "    return rank ^ 1\n"
-HALVES = "    return (rank + ranks // 2) % ranks\n"
 CUBE = """    bits = ranks.bit_length() - 1
     return rank ^ (1 << step % bits)
 """
-FOUR_ONLY = "    return rank ^ (1 + step % (ranks - 1))\n"
 TURNED = """    half = ranks // 2
     if rank < half:
         return (rank + step) % half + half
@@ -307,11 +282,8 @@ PEERS = [
     Known("peer: left and right neighbour in turn", "peer", PEER + NEIGHBOURS),
     Known("peer: the second half turns", "peer", PEER + SHUFFLE),
     Known("peer: not an involution", "peer", PEER + RING_PEER, (PAIRS, AGREE, OTHER_RANKS)),
-    Known("peer: a rank with itself", "peer", PEER + MIRROR, (PAIRS, AGREE, OTHER_RANKS)),
     Known("peer: always the neighbour", "peer", PEER + NEIGHBOUR, (AGREE, OTHER_RANKS)),
-    Known("peer: always across", "peer", PEER + HALVES, (AGREE, OTHER_RANKS)),
     Known("peer: powers of two only", "peer", PEER + CUBE, (OTHER_RANKS,)),
-    Known("peer: exclusive or", "peer", PEER + FOUR_ONLY, (OTHER_RANKS,)),
     Known("peer: both halves turn one way", "peer", PEER + TURNED, (OTHER_RANKS,)),
 ]
 

@@ -55,12 +55,6 @@ KNOWN = [
         ("the scale of torch's GradScaler",),
     ),
     Known(
-        "the scale grows at once",
-        "guess_scale",
-        "# answer: guess_scale\nguess_scale = 65536\n",
-        ("the scale of torch's GradScaler",),
-    ),
-    Known(
         "no number",
         "guess_scale",
         "# answer: guess_scale\nguess_scale = [32768, 65536]\n",
@@ -97,19 +91,6 @@ KNOWN = [
         "does not unscale",
         "scaled_step",
         STEP + BACKWARD + SKIP + CLIP + APPLY + GROW,
-        (SMALL, OVERFLOW, OUTLIERS),
-    ),
-    Known(
-        "does not scale",
-        "scaled_step",
-        STEP
-        + """    loss.backward()
-    gradients = [weight.grad for weight in net.parameters()]
-"""
-        + SKIP
-        + CLIP
-        + APPLY
-        + GROW,
         (SMALL, OVERFLOW, OUTLIERS),
     ),
     Known(
@@ -159,27 +140,6 @@ KNOWN = [
         (OUTLIERS,),
     ),
     Known(
-        "the scale rises after each good step",
-        "scaled_step",
-        STEP + BACKWARD + SKIP + UNSCALE + CLIP + APPLY + '    state["scale"] *= 2\n',
-        (OVERFLOW, OUTLIERS),
-    ),
-    Known(
-        "the scale does not fall",
-        "scaled_step",
-        STEP
-        + BACKWARD
-        + """    if not all(gradient.isfinite().all() for gradient in gradients):
-        state["good"] = 0
-        return
-"""
-        + UNSCALE
-        + CLIP
-        + APPLY
-        + GROW,
-        (OVERFLOW, OUTLIERS),
-    ),
-    Known(
         "an overflow does not set the counter back",
         "scaled_step",
         STEP
@@ -188,18 +148,6 @@ KNOWN = [
         state["scale"] /= 2
         return
 """
-        + UNSCALE
-        + CLIP
-        + APPLY
-        + GROW,
-        (OUTLIERS,),
-    ),
-    Known(
-        "looks at the last layer only",
-        "scaled_step",
-        STEP
-        + BACKWARD
-        + SKIP.replace("gradients)", "gradients[-2:])")
         + UNSCALE
         + CLIP
         + APPLY
@@ -236,15 +184,6 @@ KNOWN = [
         (MIXED, MODELS),
     ),
     Known(
-        "mixed halves all",
-        "bytes_needed",
-        BYTES
-        + """    each = 4 if precision == "32-true" else 2
-    return n * each * {"SGD": 2, "momentum": 3, "Adam": 4}[optimizer]
-""",
-        (MIXED, MODELS),
-    ),
-    Known(
         "Adam as SGD with momentum",
         "bytes_needed",
         BYTES
@@ -265,18 +204,6 @@ KNOWN = [
         (EXACT, MIXED, MODELS),
     ),
     Known(
-        "16-bit gradients in mixed precision",
-        "bytes_needed",
-        BYTES
-        + """    each = 2 if precision == "bf16-true" else 4
-    mixed = precision.endswith("mixed")
-    gradients = 2 if mixed else each
-    states = {"SGD": 0, "momentum": 1, "Adam": 2}[optimizer]
-    return n * (each + gradients + each * states + 2 * mixed)
-""",
-        (MIXED, MODELS),
-    ),
-    Known(
         "the optimizer of bf16-true in 32 bit",
         "bytes_needed",
         BYTES
@@ -284,16 +211,6 @@ KNOWN = [
     copies = 2 if precision.endswith("mixed") else 0
     states = {"SGD": 0, "momentum": 1, "Adam": 2}[optimizer]
     return n * (2 * each + 4 * states + copies)
-""",
-        (MODELS,),
-    ),
-    Known(
-        "copies with bf16-mixed only",
-        "bytes_needed",
-        BYTES
-        + """    each = 2 if precision == "bf16-true" else 4
-    copies = 2 if precision == "bf16-mixed" else 0
-    return n * (each * {"SGD": 2, "momentum": 3, "Adam": 4}[optimizer] + copies)
 """,
         (MODELS,),
     ),
@@ -330,36 +247,6 @@ KNOWN = [
         INNER
         + """    for _ in range(updates):
         loss = loss_of(net, rows, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-""",
-        (BFLOAT16, UPDATES),
-    ),
-    Known(
-        "the weights in bfloat16",
-        "inner_loop",
-        INNER.replace("new_net()", "new_net().bfloat16()")
-        + """    rows = rows.bfloat16()
-    for _ in range(updates):
-        loss = loss_of(net, rows, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-""",
-        (BFLOAT16, UPDATES),
-    ),
-    Known(
-        "in float16",
-        "inner_loop",
-        INNER
-        + """    for _ in range(updates):
-        with torch.autocast("cpu", torch.float16):
-            loss = loss_of(net, rows, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -411,21 +298,6 @@ KNOWN = [
             optimizer.step()
             losses += [float(loss)]
     return losses
-""",
-    ),
-    Known(
-        "clears the cache",
-        "inner_loop",
-        INNER
-        + """    with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(updates):
-            loss = loss_of(net, rows, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            torch.clear_autocast_cache()
-            losses.append(loss.detach())
-    return torch.stack(losses).tolist()
 """,
     ),
 ]

@@ -8,7 +8,6 @@ GUESS = "# answer: guess_lost\nguess_lost = "
 GUESSES = [
     Known("guess: the formula", "guess_lost", GUESS + "200 * 600 / 800"),
     Known("guess: none", "guess_lost", GUESS + "0", LOST),
-    Known("guess: half", "guess_lost", GUESS + "100", LOST),
     Known("guess: all that were left", "guess_lost", GUESS + "200", LOST),
 ]
 
@@ -41,14 +40,7 @@ ALL_ON_EACH = changed(MENDED, ("images[rank::ranks]", "images"))
 ROUNDS_DOWN = changed(
     MENDED, ("own + [-1] * (length - len(own))", "own[: len(images) // ranks]")
 )
-# As ElasticDistributedSampler: the numbers from `done` up, not the rest of the order.
-FROM_DONE_UP = changed(
-    STARTS_AGAIN,
-    ("rows = []", "rows, order = [], [image for image in order if image >= done]"),
-)
-REPEATS = changed(MENDED, ("[-1] * (length", "images[-1:] * (length"))
 DROPS_LAST = changed(MENDED, ("len(order), batch", "len(order) - batch + 1, batch"))
-ALWAYS_LONG = changed(MENDED, ("-(-len(images) // ranks)", "-(-batch // ranks)"))
 STEP_AT_THE_END = changed(
     MENDED,
     ("    rows = []", "    if done == len(order):\n        return [[-1]]\n    rows = []"),
@@ -63,10 +55,7 @@ SHARDS = [
     Known("shards: all on each rank", "shards", ALL_ON_EACH, (FIRST, *UNLIKE_FIRST)),
     Known("shards: rounds down", "shards", ROUNDS_DOWN, UNLIKE_FIRST),
     Known("shards: the rank's part first", "shards", HEAD + RANK_FIRST, UNLIKE_FIRST),
-    Known("shards: numbers from done up", "shards", FROM_DONE_UP, (CHANGE, OTHER_WORLDS)),
-    Known("shards: repeats an image", "shards", REPEATS, UNLIKE_FIRST),
     Known("shards: drops the last batch", "shards", DROPS_LAST, UNLIKE_FIRST),
-    Known("shards: rows of a whole batch", "shards", ALWAYS_LONG, UNLIKE_FIRST),
     Known("shards: a step when nothing is left", "shards", STEP_AT_THE_END, (OTHER_WORLDS,)),
 ]
 
@@ -156,14 +145,6 @@ SYNC_FIRST = changed(
 """,
     ),
 )
-REMOVES = changed(
-    ONE_FILE,
-    (RENAME, '        *([("remove", "checkpoint")] if step > 10 else []),\n' + RENAME),
-)
-# No sync, and a text that was cut is taken for no checkpoint.
-HIDES_A_CUT = changed(
-    NO_SYNC, ('if "checkpoint" not in files:', 'if len(files.get("checkpoint", "")) < 27:')
-)
 
 SAVES = [
     Known("save: a file that names the newest", "save_plan", STEP_NAMES),
@@ -173,9 +154,7 @@ SAVES = [
     Known("save: renamed before sync", "save_plan", EARLY_RENAME, (ANY_MOMENT, TWO_CUTS)),
     Known("save: no sync", "save_plan", NO_SYNC, (AFTER, ANY_MOMENT, TWO_CUTS)),
     Known("save: in place", "save_plan", IN_PLACE, (ANY_MOMENT, TWO_CUTS)),
-    Known("save: removes the old one first", "save_plan", REMOVES, (ANY_MOMENT, TWO_CUTS)),
     Known("save: two files in turn", "save_plan", IN_TURN, (TWO_CUTS,)),
-    Known("save: hides what is cut", "save_plan", HIDES_A_CUT, (AFTER, ANY_MOMENT, TWO_CUTS)),
     Known(
         "save: nothing",
         "save_plan",
@@ -208,9 +187,6 @@ COUNTS = """    counts = torch.tensor([received == USR1, received == TERM]).long
 """
 MAXIMUM = solved("12", "agree")
 SUM = changed(MAXIMUM, (", dist.ReduceOp.MAX", ""))
-RANK_0 = changed(
-    MAXIMUM, ("dist.all_reduce(found, dist.ReduceOp.MAX)", "dist.broadcast(found, 0)")
-)
 ONLY_IF = changed(MAXIMUM, ("    dist.all", "    if received:\n        dist.all"))
 USR1_FIRST = changed(
     COUNTS,
@@ -224,7 +200,6 @@ SIGNALS = [
     Known("agree: counts", "agree", AGREE + COUNTS),
     Known("agree: own signal alone", "agree", AGREE + "    return received\n", ALL),
     Known("agree: a neighbour's signal", "agree", AGREE + NEIGHBOUR, (OTHER_SIGNALS,)),
-    Known("agree: rank 0's signal", "agree", RANK_0, ALL),
     Known("agree: only with a signal", "agree", ONLY_IF, (ONE_RANK, OTHER_SIGNALS)),
     Known("agree: a sum", "agree", SUM, (EACH_RANK, OTHER_SIGNALS)),
     Known("agree: USR1 first", "agree", AGREE + USR1_FIRST, (EACH_RANK, OTHER_SIGNALS)),

@@ -8,11 +8,6 @@ GUESS = "# answer: guess_efficiency\nguess_efficiency = "
 GUESSES = [
     Known("guess: rounded", "guess_efficiency", GUESS + "68"),
     Known("guess: nothing hides", "guess_efficiency", GUESS + "100 * 64 / 124", FOUR_BUCKETS),
-    Known(
-        "guess: all but one hide", "guess_efficiency", GUESS + "100 * 64 / 79", FOUR_BUCKETS
-    ),
-    Known("guess: everything hides", "guess_efficiency", GUESS + "100", FOUR_BUCKETS),
-    Known("guess: update left out", "guess_efficiency", GUESS + "100 * 60 / 90", FOUR_BUCKETS),
     Known("guess: a fraction", "guess_efficiency", GUESS + "64 / 94", FOUR_BUCKETS),
 ]
 
@@ -35,7 +30,6 @@ def efficiencies(runs):
     return {n: rate / rates[fewest] * fewest / n for n, rate in rates.items()}
 """
 MEAN = changed(EFFICIENCIES, ("seconds[len(seconds) // 2]", "(sum(seconds) / len(seconds))"))
-BEST = changed(EFFICIENCIES, ("seconds[len(seconds) // 2]", "seconds[0]"))
 FROM_SECONDS = changed(EFFICIENCIES, ('run["batch_size"] / ', "1 / "))
 PER_RANK_BATCH = changed(EFFICIENCIES, ('run["batch_size"] / ', "run['world_size'] / "))
 SPEED_UPS = changed(EFFICIENCIES, (" * fewest / n", ""))
@@ -45,22 +39,16 @@ FIRST_RUN = changed(
     EFFICIENCIES,
     ('runs = sorted(runs, key=lambda run: run["world_size"])\n    ', ""),
 )
-LAST_REPEAT = changed(
-    EFFICIENCIES,
-    ('[r for r in runs if r["world_size"] == run["world_size"]]', "[run]"),
-)
 
 RUNS = [
     Known("runs: sorted first", "efficiencies", EFFICIENCIES),
     Known("runs: the mean", "efficiencies", MEAN, EVERY_RUN),
-    Known("runs: the shortest step", "efficiencies", BEST, EVERY_RUN),
     Known("runs: seconds alone", "efficiencies", FROM_SECONDS, (WEAK, OTHER_RUNS)),
     Known("runs: a batch for each rank", "efficiencies", PER_RANK_BATCH, (STRONG, OTHER_RUNS)),
     Known("runs: speed-ups", "efficiencies", SPEED_UPS, EVERY_RUN),
     Known("runs: the base has one rank", "efficiencies", ONE_RANK, (OTHER_RUNS,)),
     Known("runs: divided by all ranks", "efficiencies", BASE_OF_ONE, (OTHER_RUNS,)),
     Known("runs: the base is the first run", "efficiencies", FIRST_RUN, (OTHER_RUNS,)),
-    Known("runs: the last run of a size", "efficiencies", LAST_REPEAT, (OTHER_RUNS,)),
 ]
 
 # ---- weak_scaling ---------------------------------------------------------------------------
@@ -94,7 +82,6 @@ NO_WAIT_BEFORE = changed(
     MENDED,
     ("        cluster.synchronize()\n        began", "        began"),
 )
-NO_WARM_UP = changed(MENDED, ("range(cluster.warm_up)", "range(0)"))
 WARM_UP_OF_2 = changed(MENDED, ("range(cluster.warm_up)", "range(2)"))
 WARM_UP_OF_3 = changed(MENDED, ("range(cluster.warm_up)", "range(3)"))
 LONG_WARM_UP = changed(MENDED, ("range(cluster.warm_up)", "range(50)"))
@@ -106,14 +93,8 @@ STRONG_SCALING = changed(
     ),
     ("gpus * images / seconds", "images / seconds"),
 )
-ONE_GPUS_RATE = changed(MENDED, ("gpus * images / seconds", "images / seconds"))
-SPEED_UP = changed(MENDED, ("rate / rates[1] / gpus", "rate / rates[1]"))
 FIRST_BASE = changed(
     MENDED, ("rate / rates[1] / gpus", "rate / list(rates.values())[0] / gpus")
-)
-TEN_STEPS = changed(
-    MENDED,
-    ("(cluster.now() - began) / steps", "(cluster.now() - began) / 10"),
 )
 
 CLUSTERS = [
@@ -122,18 +103,14 @@ CLUSTERS = [
     Known("clusters: the broken program", "weak_scaling", BROKEN, EVERY_CLUSTER),
     Known("clusters: no wait at the end", "weak_scaling", NO_WAIT_AT_THE_END, EVERY_CLUSTER),
     Known("clusters: no wait before", "weak_scaling", NO_WAIT_BEFORE, EVERY_CLUSTER),
-    Known("clusters: no warm-up", "weak_scaling", NO_WARM_UP, EVERY_CLUSTER),
     Known(
         "clusters: two steps warm up", "weak_scaling", WARM_UP_OF_2, (EIGHT, OTHER_CLUSTERS)
     ),
     Known("clusters: three steps warm up", "weak_scaling", WARM_UP_OF_3, (OTHER_CLUSTERS,)),
     Known("clusters: strong", "weak_scaling", STRONG_SCALING, (EIGHT, OTHER_CLUSTERS)),
-    Known("clusters: one GPU's rate", "weak_scaling", ONE_GPUS_RATE, (EIGHT, OTHER_CLUSTERS)),
-    Known("clusters: speed-ups", "weak_scaling", SPEED_UP, (EIGHT, OTHER_CLUSTERS)),
     Known(
         "clusters: the first is the base", "weak_scaling", FIRST_BASE, (EIGHT, OTHER_CLUSTERS)
     ),
-    Known("clusters: always ten steps", "weak_scaling", TEN_STEPS, EVERY_CLUSTER),
 ]
 
 # ---- ask_for --------------------------------------------------------------------------------
@@ -168,13 +145,7 @@ MEAN_OF_SHARES = changed(
     ("        bottom += (1 - 1 / n) ** 2\n", "            bottom += 1\n"),
 )  # fmt: skip
 NEEDS_ONE = changed(ASK_FOR, ("    top = bottom", "    speed_ups[1]\n    top = bottom"))
-LAST_POINT = changed(
-    ASK_FOR, ("        top +=", "        top ="), ("        bottom +=", "        bottom =")
-)
 NO_QUEUE = changed(ASK_FOR, ("(wait + hours", "(0 * wait + hours"))
-NO_LIMIT = changed(ASK_FOR, ("if ratio < lowest:", "if False:"))
-MOST = changed(ASK_FOR, ("result < best", "result[1] > best[1]"))
-LINEAR = changed(ASK_FOR, ("hours * (share + (1 - share) / n)", "hours / n"))
 LARGER = changed(
     ASK_FOR,
     ("* n + 1 - share)\n", "* n + 1 - share)\n        n = -n\n"),
@@ -186,12 +157,8 @@ FEWEST_IF_NONE = changed(ASK_FOR, ("if best else None", "if best else min(queue)
 TRAININGS = [
     Known("ask: a loop over the queue", "ask_for", ASK_FOR),
     Known("ask: the mean of shares", "ask_for", MEAN_OF_SHARES, (FIT,)),
-    Known("ask: the last point", "ask_for", LAST_POINT, (FIT,)),
     Known("ask: needs one GPU", "ask_for", NEEDS_ONE, (OTHER_TRAININGS,)),
     Known("ask: without the queue", "ask_for", NO_QUEUE, (FIRST, OTHER_TRAININGS)),
-    Known("ask: any efficiency", "ask_for", NO_LIMIT, (FIRST, OTHER_TRAININGS)),
-    Known("ask: the most GPUs", "ask_for", MOST, (FIRST, OTHER_TRAININGS)),
-    Known("ask: linear", "ask_for", LINEAR, (FIRST, OTHER_TRAININGS)),
     Known("ask: of two the larger", "ask_for", LARGER, (OTHER_TRAININGS,)),
     Known("ask: none is the fewest", "ask_for", FEWEST_IF_NONE, (OTHER_TRAININGS,)),
 ]

@@ -23,22 +23,6 @@ class ShardedAdamW:
             weight.grad /= dist.get_world_size()
         self.optimizer.step()
 """
-GATHERED_GRADIENTS = """# answer: sharded_adamw
-class ShardedAdamW:
-    def __init__(self, weights, lr):
-        self.weights = weights
-        self.optimizer = torch.optim.AdamW(weights, lr)
-
-    def step(self):
-        ranks = dist.get_world_size()
-        for weight in self.weights:
-            flat = F.pad(weight.grad.flatten(), (0, -weight.numel() % ranks)) / ranks
-            own = torch.empty(len(flat) // ranks)
-            dist.reduce_scatter(own, list(flat.chunk(ranks)))
-            dist.all_gather(list(flat.chunk(ranks)), own)
-            weight.grad = flat[: weight.numel()].view_as(weight)
-        self.optimizer.step()
-"""
 BY_WEIGHT = """# answer: sharded_adamw
 class ShardedAdamW:
     def __init__(self, weights, lr):
@@ -93,7 +77,6 @@ KNOWN = [
         "# answer: guess_share\nguess_kept = 6e9 * (4 + 4 + 8) / 8 / 1e9\nguess_sent = 63.0\n",
     ),
     Known("each rank has the whole state", "sharded_adamw", PLAIN_ADAMW, (SENT,)),
-    Known("gathers gradients", "sharded_adamw", GATHERED_GRADIENTS, (SENT,)),
     Known(
         "the ranks' own gradients",
         "sharded_adamw",

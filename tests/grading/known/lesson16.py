@@ -149,18 +149,6 @@ KNOWN = [
         (OTHER, MORE),
     ),
     Known(
-        "all gradients",
-        "finish",
-        changed(FINISH, ('"norm" in name or name == "down_bias"', "True")),
-        (OTHER, MORE),
-    ),
-    Known(
-        "places, too",
-        "finish",
-        changed(FINISH, ('name == "down_bias"', 'name in ("down_bias", "places")')),
-        (OTHER, MORE),
-    ),
-    Known(
         "averaged, as by DDP",
         "finish",
         changed(
@@ -180,11 +168,5 @@ KNOWN = [
             ),
         ),
         (MORE,),
-    ),
-    Known(
-        "times two instead of a sum",
-        "finish",
-        changed(FINISH, ("dist.all_reduce(one.grad)", "one.grad *= 2")),
-        (NORM, OTHER, MORE),
     ),
 ]
