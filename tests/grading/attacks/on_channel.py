@@ -30,6 +30,7 @@ def write(header, body=b""):
         each.sendall(struct.pack("!II", len(header), len(body)) + header + body)
 '''
 WRONG = "\ndef total(numbers):\n    return 0.0\n"
+OWN = "a frame is a message of its own process only"
 PLAIN = "what is no plain data ends the process, and the verdict says so"
 
 
@@ -122,6 +123,28 @@ for number in (-1, 0, "x", None, 10 ** 400):
 """),
     ),
     Attack(
+        "requests without their fields",
+        "an exception in the network",
+        PLAIN,
+        6,
+        _mean("""
+write({"ask": {"kind": "recv", "group": [], "peer": {}, "tag": None, "tensors": [None]},
+       "number": {}})
+"""),
+    ),
+    Attack(
+        "a root that does not exist",
+        "an exception in the network",
+        "what cannot be carried out is a verdict",
+        6,
+        _mean("""
+for root in (-9, 10 ** 30, True, 2.5):
+    write({"ask": {"kind": "broadcast", "group": "group 0", "root": root, "tensors": []},
+           "number": 0})
+time.sleep(9)
+"""),
+    ),
+    Attack(
         "a request outside of ranks",
         "a collective in a question without ranks",
         PLAIN,
@@ -129,6 +152,28 @@ for number in (-1, 0, "x", None, 10 ** 400):
         _total(
             'write({"ask": {"kind": "barrier", "group": "g", "tensors": []}, "number": 0})'
         ),
+    ),
+    Attack(
+        "a million gates",
+        "memory of the checks",
+        "a check has a time limit; the network keeps a limited number of requests",
+        6,
+        _mean("""
+for number in range(1_000_000):
+    write({"ask": {"kind": "gate", "name": f"{number}" * 99, "group": "g", "tensors": []},
+           "number": number})
+"""),
+    ),
+    Attack(
+        "large requests without tensors",
+        "memory of the checks: 1 MB of text in each request",
+        "a request has fixed words of limited length",
+        6,
+        _mean("""
+while True:
+    write({"ask": {"kind": "send", "group": "g", "peer": 9, "tag": 0, "tensors": [],
+                   "junk": "x" * 1_000_000}, "number": 0})
+"""),
     ),
     Attack(
         "a frame of 4 GB",
@@ -175,6 +220,50 @@ while True:
         _total(r'write(b"[" * 1_000_000)'),
     ),
     Attack(
+        "no JSON in a frame",
+        "an exception in the checks",
+        PLAIN,
+        6,
+        _total(r'write(b"\xff\x80\x05cos\nsystem\n")'),
+    ),
+    Attack(
+        "many tensors over the same bytes",
+        "memory of the checks: 9,000 tensors of 64 MB each, from one frame",
+        "the tensors of a frame must lie one after the other",
+        6,
+        _total("""
+size = 64 << 20
+one = '{"tensor": ["uint8", [%d], 0, %d]}' % (size, size)
+header = '{"dict": [["reply", {"dict": [["value", {"list": [%s]}]]}]]}' % ",".join([one] * 9000)
+write(header.encode(), bytes(size))
+"""),
+    ),
+    Attack(
+        "impossible shapes",
+        "an exception, or memory, in the checks",
+        PLAIN,
+        6,
+        _total("""
+write({"reply": {"value": tensor([0, 2 ** 80], 0)}})
+"""),
+    ),
+    Attack(
+        "negative and huge sizes",
+        "an exception, or bytes of others, in the checks",
+        PLAIN,
+        6,
+        _total("""
+write({"reply": {"value": tensor([-1], -4, -4)}})
+"""),
+    ),
+    Attack(
+        "a list as a dict's key",
+        "an exception in the checks",
+        PLAIN,
+        6,
+        _total(r'write(b"""{"dict": [[{"list": []}, 1]]}""")'),
+    ),
+    Attack(
         "the socket closed",
         "to let the checks wait",
         "the end of the connection is a verdict",
@@ -194,6 +283,16 @@ while True: time.sleep(1)
         _call("""
 for each in channels():
     socket.send_fds(each, [struct.pack("!II", 9, 0)], list(range(0, 6)))
+"""),
+    ),
+    Attack(
+        "a rank that never calls",
+        "to let the other ranks wait",
+        "a collective that would hang is a verdict",
+        6,
+        _mean("""
+if dist.get_rank() == 0:
+    dist.all_reduce(tensor)
 """),
     ),
     Attack(

@@ -28,6 +28,17 @@ def map(size, flags, fd=-1, rights=3):
         raise OSError(ctypes.get_errno(), "mmap")
     return address
 """
+# A child keeps the memory alive that its parent has written and released.
+HIDE = """
+size = 1 << 28
+for _ in range(24):
+    address = map(size, {flags}, {fd})
+    if os.fork() == 0:
+        time.sleep(60)
+    libc.memset(address, 1, size)
+    libc.munmap(address, size)
+time.sleep(60)
+"""
 
 ATTACKS = [
     Attack(
@@ -104,6 +115,24 @@ for number in range(1, 65):
         },
     ),
     Attack(
+        "memory of one process",
+        "all memory of the machine",
+        MEMORY,
+        6,
+        _call("keep = []\nwhile True: keep.append(bytearray(b'x' * (64 << 20)))"),
+    ),
+    Attack(
+        "memory of many processes",
+        "all memory of the machine, 200 MB in each process",
+        MEMORY,
+        6,
+        _call(
+            "for _ in range(40):\n    if os.fork() == 0:\n        keep = b'x' * (200 << 20)\n"
+            "        time.sleep(60)\ntime.sleep(60)",
+            "import os, time",
+        ),
+    ),
+    Attack(
         "memory of all ranks",
         "2 GB on each rank, below the limit of one",
         MEMORY,
@@ -135,6 +164,61 @@ for number in range(1, 65):
         ),
     ),
     Attack(
+        "shared memory that nobody shows",
+        "6 GB that a process wrote and released, and a child keeps",
+        "anonymous shared memory is refused",
+        6,
+        _call(HIDE.format(flags="0x21", fd=-1), MAP),
+    ),
+    Attack(
+        "/dev/zero, shared",
+        "6 GB that a process wrote and released, and a child keeps",
+        "there is no /dev/zero",
+        6,
+        _call(HIDE.format(flags="0x1", fd='os.open("/dev/zero", os.O_RDWR)'), MAP),
+    ),
+    Attack(
+        "memory of page tables",
+        "a byte read in each 2 MB of 4 TB: page tables, no pages",
+        "the watchdog counts page tables, or the time limit if it is earlier",
+        6,
+        _call(
+            """
+address = map(1 << 44, 0x4022, rights=1)
+for page in range(1 << 23):
+    ctypes.string_at(address + (page << 21), 1)
+""",
+            MAP,
+        ),
+    ),
+    Attack(
+        "memory of files",
+        "/tmp and /dev/shm filled",
+        "both have a limited size, and are gone with the process",
+        6,
+        _call(
+            """
+for folder in ("/tmp", "/dev/shm"):
+    with open(f"{folder}/@MARK@", "wb") as file:
+        try:
+            while True: file.write(bytes(1 << 20)); file.flush()
+        except OSError: pass
+""",
+        ),
+    ),
+    Attack(
+        "a million empty files",
+        "memory of the kernel, which no process shows",
+        "/tmp and /dev/shm hold a limited number of files",
+        6,
+        _call(
+            """
+for number in range(1_000_000):
+    with open(f"/tmp/@MARK@-{number}", "w"): pass
+""",
+        ),
+    ),
+    Attack(
         "the disk filled",
         "a file of 100 GB in each folder that can be written",
         "everything but /tmp and /dev/shm is read-only",
@@ -150,6 +234,13 @@ for folder, folders, files in os.walk("/"):
 """,
             "import os",
         ),
+    ),
+    Attack(
+        "10 GB of output",
+        "the memory and the disk of the grader",
+        "64 MiB end the process, 16 KiB are kept",
+        6,
+        _call("for _ in range(10 << 10): os.write(1, b'x' * (1 << 20))", "import os"),
     ),
     Attack(
         "children that outlive the cell",

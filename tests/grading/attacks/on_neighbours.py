@@ -29,6 +29,13 @@ LOCK = "struct.pack('hhqqi', 0, 0, 7, 1, 0))"
 
 ATTACKS = [
     Attack(
+        "a POSIX lock on a file that all see",
+        "a message to the other rank, without the network",
+        REFUSED,
+        6,
+        _mean(FILE + "fcntl.lockf(file, fcntl.LOCK_SH)"),
+    ),
+    Attack(
         "a lock that is only asked for",
         "to read which bytes another rank has locked",
         REFUSED,
@@ -41,6 +48,37 @@ ATTACKS = [
         REFUSED,
         6,
         _mean(FILE + "fcntl.fcntl(file, 37, " + LOCK, "import fcntl, os, struct"),
+    ),
+    Attack(
+        "a BSD lock on a file that all see",
+        "a message to the next submission",
+        REFUSED,
+        6,
+        _mean(FILE + "fcntl.flock(file, fcntl.LOCK_SH)"),
+    ),
+    Attack(
+        "a lease on a file",
+        "to hold up who opens it",
+        REFUSED,
+        6,
+        _mean(
+            "open('lease', 'w').close()\nfile = open('lease')\n"
+            "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)"
+        ),
+    ),
+    Attack(
+        "inotify on a folder that all see",
+        "to see what another rank opens",
+        REFUSED,
+        6,
+        _total(LIBC + "result = libc.inotify_init1(0)\n" + OR_FAIL),
+    ),
+    Attack(
+        "notices of a folder",
+        "to see what another rank opens, by fcntl",
+        REFUSED,
+        6,
+        _mean("fcntl.fcntl(os.open('/usr', os.O_RDONLY), fcntl.F_NOTIFY, 0x80000001)"),
     ),
     Attack(
         "names of processes",
@@ -62,11 +100,34 @@ assert [name for name in os.listdir("/proc") if name.isdigit()]
         _total(LIBC + "result = libc.klogctl(10, None, 0)\n" + OR_FAIL),
     ),
     Attack(
+        "larger buffers of sockets",
+        "4 GiB in sockets, which belong to no process",
+        REFUSED,
+        6,
+        _total(
+            "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 27)"
+        ),
+    ),
+    Attack(
         "sockets without end",
         "memory in sockets of the usual size",
         "a process has at most 64 open files",
         6,
         _total("keep = [socket.socketpair() for _ in range(60)]"),
+    ),
+    Attack(
+        "larger pipes",
+        "memory in pipes, and the limit that all processes of a user share",
+        REFUSED,
+        6,
+        _mean("fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)"),
+    ),
+    Attack(
+        "vmsplice",
+        "pages that a pipe holds after the process has released them",
+        REFUSED,
+        6,
+        _total(LIBC + "result = libc.vmsplice(os.pipe()[1], None, 0, 0)\n" + OR_FAIL),
     ),
     Attack(
         "tee",
@@ -77,6 +138,13 @@ assert [name for name in os.listdir("/proc") if name.isdigit()]
             LIBC + "ends = [os.pipe(), os.pipe()]\nos.write(ends[0][1], b'x')\n"
             "result = libc.tee(ends[0][0], ends[1][1], 1, 2)\n" + OR_FAIL
         ),
+    ),
+    Attack(
+        "splice",
+        "pages of a file that a pipe holds",
+        REFUSED,
+        6,
+        _total(FILE + "os.splice(file.fileno(), os.pipe()[1], 1)"),
     ),
     Attack(
         "asynchronous input and output",

@@ -257,4 +257,11 @@ for name in ("json", "struct", "socket", "threading", "math", "random"):
             "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1)", "f(0)"
         ),
     ),
+    Attack(
+        "a wrong address",
+        "a crash of the interpreter",
+        "the end of its process is a verdict",
+        6,
+        _returns("import ctypes", "ctypes.string_at(0)"),
+    ),
 ]
