@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multigpu.virtual.sim.presets import Link as Link
     from multigpu.virtual.sim.timeline import Timeline as Timeline
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Some need torch, whose import takes a second: each is imported when it is used.
 _PLACES = {

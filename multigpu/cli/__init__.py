@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from multigpu import classroom
+from multigpu import __version__, classroom
 from multigpu.cli import exercises, memory, prove, scaling, virtual
 from multigpu.course import find_root
 from multigpu.errors import UserError
@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(metadata.version("multigpu"))
+        print(__version__)
         raise typer.Exit
 
 

@@ -2,17 +2,17 @@
 
 import subprocess
 import sys
-from importlib import metadata
 
 import pytest
 
+import multigpu
 from multigpu import cli
 
 
 def test_version():
     command = [sys.executable, "-m", "multigpu.cli", "--version"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.strip() == metadata.version("multigpu")
+    assert done.stdout.strip() == multigpu.__version__
 
 
 def test_a_missing_package_of_an_extra_is_one_sentence(monkeypatch, capsys, tmp_path):
