@@ -14,7 +14,6 @@ from multigpu.trainer import dataloaders, epoch_outputs
 from multigpu.trainer.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.results import Reported
 from multigpu.trainer.run import Run
-from multigpu.trainer.state import RunningStage
 from multigpu.trainer.step import takes_index
 
 # Stage → its part of the hooks' names, as in on_validation_start.
@@ -97,8 +96,8 @@ class EvaluationLoop:
         outer_results = run.log.results
         outer_stage = run.state.stage
         run.log.results = self.results
-        if outer_stage == RunningStage.TRAINING:
-            run.state.stage = RunningStage.VALIDATING
+        if outer_stage == "train":
+            run.state.stage = "validate"
         run.evaluation = self
         modes = {part: part.training for part in module.modules()}
         module.eval()
@@ -136,7 +135,7 @@ class EvaluationLoop:
         run.hooks.call(f"on_{self.prefix}_epoch_end")
         reported = self.results.epoch_metrics()
         metrics.update(reported)
-        if run.state.stage != RunningStage.SANITY_CHECKING and self.stage != "predict":
+        if run.state.stage != "sanity_check" and self.stage != "predict":
             run.log.send(reported)
         run.hooks.call(f"on_{self.prefix}_end")
         self.results.reset()
@@ -178,7 +177,7 @@ class EvaluationLoop:
             self.epoch_outputs.add(output, number)
         if self.outputs is not None:
             self.outputs[number].append(to_cpu(output))
-        if self.stage != "predict" and run.state.stage != RunningStage.SANITY_CHECKING:
+        if self.stage != "predict" and run.state.stage != "sanity_check":
             if self.results.any_fresh:
                 run.state.metrics.update(self.results.step_metrics(exchange=False))
             if self.results.last:

@@ -17,7 +17,6 @@ from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
 from multigpu.trainer.precision import Precision
 from multigpu.trainer.run import Run, StepModule
-from multigpu.trainer.state import RunningStage
 from multigpu.trainer.step import LightningOptimizer, check_closure
 from multigpu.trainer.transfer import BatchTransfer
 
@@ -229,14 +228,14 @@ def _sanity_check(run: Run, data: FitData) -> None:
     Afterwards, the metrics are empty and the random states are restored.
     """
     state = run.state
-    state.stage = RunningStage.SANITY_CHECKING
+    state.stage = "sanity_check"
     run.hooks.call("on_sanity_check_start")
     with seed.preserved_random_states():
         data.load_validation()
         data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
     run.hooks.call("on_sanity_check_end")
     state.metrics.clear()
-    state.stage = RunningStage.TRAINING
+    state.stage = "train"
 
 
 def _evaluate(run: Run, keeps_outputs: bool) -> list | None:

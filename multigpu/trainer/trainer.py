@@ -23,7 +23,6 @@ from multigpu.trainer.callbacks import (
 )
 from multigpu.trainer.check_model import check_model
 from multigpu.trainer.datamodule import LightningDataModule
-from multigpu.trainer.fit import reason_to_stop
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
 from multigpu.trainer.loggers.logger import DummyLogger
@@ -34,7 +33,7 @@ from multigpu.trainer.refused import refused_method
 from multigpu.trainer.run import Run, StepModule
 from multigpu.trainer.settings import Settings
 from multigpu.trainer.start import run_stage
-from multigpu.trainer.state import RunningStage, State, TrainerStatus
+from multigpu.trainer.state import State
 
 
 class Trainer(Settings):
@@ -333,7 +332,7 @@ class Trainer(Settings):
 
         It is the same dict during a run, as in Lightning: callbacks can add values to it.
         """
-        running = self.run is not None and not self.state.stopped
+        running = self.run is not None and self.state.stage is not None
         return self.run.log.callback_metrics() if running else self.state.metrics.callback
 
     @property
@@ -341,21 +340,11 @@ class Trainer(Settings):
         metrics = self.state.metrics.progress_bar
         return {name: float(value) for name, value in metrics.items()}
 
-    training = property(lambda self: self.state.stage == RunningStage.TRAINING)
-    sanity_checking = property(lambda self: self.state.stage == RunningStage.SANITY_CHECKING)
-    validating = property(lambda self: self.state.stage == RunningStage.VALIDATING)
-    testing = property(lambda self: self.state.stage == RunningStage.TESTING)
-    predicting = property(lambda self: self.state.stage == RunningStage.PREDICTING)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a SIGTERM or an exception ended the run."""
-        return self.state.interrupted or self.state.status == TrainerStatus.INTERRUPTED
-
-    @property
-    def is_last_batch(self) -> bool:
-        loop = self.run and self.run.fit_loop
-        return bool(loop and loop.last)
+    training = property(lambda self: self.state.stage == "train")
+    sanity_checking = property(lambda self: self.state.stage == "sanity_check")
+    validating = property(lambda self: self.state.stage == "validate")
+    testing = property(lambda self: self.state.stage == "test")
+    predicting = property(lambda self: self.state.stage == "predict")
 
     @property
     def enable_validation(self) -> bool:
@@ -417,17 +406,8 @@ class Trainer(Settings):
     # ---- the ranks --------------------------------------------------------------------------
 
     @property
-    def node_rank(self) -> int:
-        return self.strategy.world.rank // self.strategy.world.local_size
-
-    @property
     def num_devices(self) -> int:
         return len(self.strategy.devices) or self.accelerator.count or 1
-
-    @property
-    def device_ids(self) -> list[int]:
-        """The indices of this node's devices."""
-        return list(self.accelerator.indices or range(self.num_devices))
 
     # ---- loggers and callbacks --------------------------------------------------------------
 
@@ -449,10 +429,6 @@ class Trainer(Settings):
         return self._first(ModelCheckpoint)
 
     @property
-    def checkpoint_callbacks(self) -> list[ModelCheckpoint]:
-        return [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)]
-
-    @property
     def early_stopping_callback(self) -> EarlyStopping | None:
         return self._first(EarlyStopping)
 
@@ -465,7 +441,7 @@ class Trainer(Settings):
 
 
 class FitLoopNames:
-    """What `trainer.fit_loop` has in Lightning: two counters, and the Trainer's attributes."""
+    """Lightning's `trainer.fit_loop`: the batch's index, and the Trainer's attributes."""
 
     def __init__(self, trainer: Trainer):
         self.__dict__["_trainer"] = trainer
@@ -475,17 +451,6 @@ class FitLoopNames:
         """The index of the running batch in its epoch; -1 before the first."""
         loop = self._trainer.run and self._trainer.run.fit_loop
         return loop.batches_done - 1 if loop else -1
-
-    @property
-    def total_batch_idx(self) -> int:
-        """The index of the running batch, counted over all epochs; -1 before the first."""
-        loop = self._trainer.run and self._trainer.run.fit_loop
-        return loop.total_batches - 1 if loop else -1
-
-    @property
-    def done(self) -> bool:
-        """Whether training would end now."""
-        return bool(reason_to_stop(self._trainer, self._trainer.state))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
