@@ -4,7 +4,6 @@ import copy
 import functools
 import pickle
 from argparse import Namespace
-from dataclasses import dataclass
 
 import lightnings
 import plain_net
@@ -123,15 +122,6 @@ def objects(mixin):
             super().__init__()
             self.save_hyperparameters(config)
 
-    @dataclass(eq=False)
-    class Data(mixin):
-        a: int
-        b: int = 2
-
-        def __post_init__(self):
-            super().__init__()
-            self.save_hyperparameters()
-
     config = {"x": 1, "y": "z"}
     return [
         All(1),
@@ -155,7 +145,6 @@ def objects(mixin):
         NotLogged(1),
         Closure(4),
         Empty({}),
-        Data(1),
     ]
 
 
@@ -165,7 +154,6 @@ def test_the_same_hyperparameters_as_lightnings(lightning):
         name = type(replacement).__name__
         assert dict(replacement.hparams) == dict(original.hparams), name
         assert list(replacement.hparams) == list(original.hparams), name
-        assert dict(replacement.hparams_initial) == dict(original.hparams_initial), name
 
 
 def modules(library):
@@ -274,24 +262,6 @@ def test_a_model_within_a_model_keeps_its_own_arguments_only():
     assert outer.inner.hparams == {"a": 2}
 
 
-def test_hparams_may_be_changed_and_the_initial_ones_not():
-    class Model(HyperparametersMixin):
-        def __init__(self, lr, layers):
-            self.save_hyperparameters()
-
-    model = Model(0.1, [1])
-    model.hparams.lr = 0.2
-    model.hparams.layers.append(2)
-    model.hparams_initial["lr"] = 5
-    assert model.hparams == {"lr": 0.2, "layers": [1, 2]}
-    assert model.hparams_initial == {"lr": 0.1, "layers": [1]}
-
-
-def test_without_save_hyperparameters_there_are_none():
-    assert HyperparametersMixin().hparams == {}
-    assert HyperparametersMixin().hparams_initial == {}
-
-
 def test_outside_of_init_a_dict_can_be_saved():
     model = HyperparametersMixin()
     model.save_hyperparameters()
@@ -313,7 +283,7 @@ def test_an_attribute_dict():
 
 
 def test_a_missing_attribute_is_named():
-    with pytest.raises(AttributeError, match=r"'momentun'.*did you mean 'momentum'"):
+    with pytest.raises(AttributeError, match=r"'momentun'.*there are momentum"):
         _ = AttributeDict(momentum=0.9).momentun
     with pytest.raises(AttributeError, match=r"'lr'.*there are none"):
         _ = AttributeDict().lr
@@ -335,8 +305,7 @@ def maker(*args, **kwargs):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["learning_rat"], "'learning_rat'.*did you mean 'learning_rate'"),
-        (["z"], "'z'.*there are learning_rate, net"),
+        (["learning_rat"], "'learning_rat'.*learning_rate, net"),
         ([0.1], "not float"),
         ([{"a": 1}, {"b": 1}], "not dict, dict"),
     ],
@@ -344,13 +313,6 @@ def maker(*args, **kwargs):
 def test_wrong_arguments_of_save_hyperparameters(args, message):
     with pytest.raises(UserError, match=message):
         maker(*args)()
-
-
-def test_a_hyperparameter_that_cannot_be_copied():
-    generator = (i for i in ())
-    with pytest.raises(UserError, match=r"'net' cannot be copied.*ignore=\['net'\]"):
-        maker()(net=generator)
-    assert maker(ignore={"net"})(net=generator).hparams == {"learning_rate": 0.1}
 
 
 class Unpicklable(plain_net.Net):
@@ -392,8 +354,3 @@ def test_strict_is_the_modules_unless_it_is_given(tmp_path, own, given):
         load()
     else:
         names(load, "layer.bias", "missing")
-
-
-def test_a_hyperparameter_that_is_a_module():
-    with pytest.warns(UserWarning, match=r"'net' is a module.*ignore=\['net'\]"):
-        maker()(net=torch.nn.Linear(1, 1))
