@@ -102,6 +102,7 @@ REFUSED = {
     "from_datasets": "write a subclass with train_dataloader and val_dataloader",
     "CombinedLoader": "give one DataLoader, of a torch.utils.data.StackDataset",
     # optimizers
+    "toggle_model": "call self.toggle_optimizer and self.untoggle_optimizer",
     "closure": "take an optimizer that needs the gradients of one backward",
     # methods of the module
     "to_onnx": "call torch.onnx.export(model, (inputs,), path)",

@@ -140,10 +140,6 @@ MISSING = {
         lambda run: run.fit(torch.nn.Linear(1, 1)),
         ("Linear is not a LightningModule", "subclass"),
     ),
-    "a predict_step that is None": (
-        lambda run: run.predict(changed(predict_step=None), [1]),
-        ("predict_step", "None"),
-    ),
     "neither predict_step nor forward": (
         lambda run: run.predict(Bare(), [1]),
         ("Bare", "predict_step", "forward"),
