@@ -78,7 +78,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         bar.print("a", 1, sep="-")
         bar.on_train_end(trainer, None)
     shown = terminal.getvalue()
-    for text in ("Epoch 0: 100%", "4/4", "loss=0.5", "Epoch 0, validation", "a-1\n"):
+    for text in ("Epoch 0: 100%", "4/4", "loss=0.5", "a-1\n"):
         assert text in shown
     assert printed_by(bar, "b") == "b\n", "the bar is closed"
 
