@@ -1,7 +1,6 @@
 """One call of fit, validate, test or predict on a rank, from start to end."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,29 +15,23 @@ from multigpu.trainer.fit import FitLoop
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
 from multigpu.trainer.precision import Precision
-from multigpu.trainer.run import Run, StepModule
+from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.step import LightningOptimizer, check_closure
 from multigpu.trainer.transfer import BatchTransfer
 
 
-def run_stage(
-    run: Run, ckpt_path: str | Path | None, keeps_outputs: bool, weights_only: bool | None
-) -> Any:
-    """Run the stage `run.state.fn`; the strategy is connected.
-
-    keeps_outputs   whether "predict" returns the outputs
-    weights_only    False: the checkpoint can contain any object
-    """
+def run_stage(run: Run, task: Task) -> Any:
+    """Run the task; the strategy is connected."""
     state = run.state
     module = run.module
     datamodule = run.datamodule
-    stage = state.fn
+    stage = task.stage
     try:
         # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
-        state.ckpt_path = checkpoints.resolve_path(run, ckpt_path)
+        state.ckpt_path = checkpoints.resolve_path(run, task.ckpt_path)
         _set_up(run, stage)
-        loaded = checkpoints.restore_model(run, state.ckpt_path, weights_only)
-        returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, keeps_outputs)
+        loaded = checkpoints.restore_model(run, state.ckpt_path, task.weights_only)
+        returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, task.keeps_outputs)
     except BaseException as error:
         state.end(failed=True)
         for callback in run.callbacks:
