@@ -86,6 +86,10 @@ REFUSED = {
     "log_weight_decay": "log it in a Callback",
     "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
+    # arguments of self.log
+    "sync_dist_group": "call torch.distributed.all_reduce, and log the result",
+    "metric_attribute": "leave it out",
+    "rank_zero_only": "call self.log on rank 0 only, if self.trainer.is_global_zero",
     # utilities
     "grad_norm": "call torch.nn.utils.get_total_norm",
     "isolate_rng": "call torch.random.fork_rng",
@@ -135,10 +139,10 @@ def refused_method(name: str) -> Callable[..., NoReturn]:
 
 
 def refuse_arguments(what: str, arguments: Iterable[str]) -> None:
-    """Raise the error for arguments that `what`, a class here, does not have."""
+    """Raise the error for arguments that `what`, a class or method, does not have."""
     for name in arguments:
         if name in REFUSED:
-            refuse(name)
+            refuse(name, what)
         raise TypeError(f"{what} has no argument {name!r}")
 
 

@@ -47,7 +47,6 @@ class Entry:
     on_epoch: bool
     reduce: str
     sync: bool
-    all_ranks: bool  # False: rank_zero_only
     dataloader_idx: int | None  # None: one dataloader, or outside of its batches
     names_loader: bool  # whether the reported names end with dataloader_idx
     value: Any = None
@@ -72,11 +71,11 @@ class Entry:
 
     def exchanged_late(self) -> bool:
         """Whether a value over all ranks was not exchanged in the batch that logged it."""
-        return self.waiting and self.sync and self.all_ranks
+        return self.waiting and self.sync
 
     def settings(self) -> tuple:
         """The fields from which another rank makes the same Entry."""
-        return tuple(getattr(self, name) for name in Entry.__slots__[:10])
+        return tuple(getattr(self, name) for name in Entry.__slots__[:9])
 
 
 class Reported:
@@ -153,7 +152,6 @@ class Results:
         sync_dist: bool = False,
         add_dataloader_idx: bool = True,
         batch_size: int | None = None,
-        rank_zero_only: bool = False,
     ) -> None:
         """Record a value for LightningModule.log, whose arguments the keywords are.
 
@@ -163,7 +161,7 @@ class Results:
         values are not collected in this hook.
         """
         key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
-        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
+        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
         with LOCK:
             entry = self.entries.get(key)
             if entry is None:
@@ -185,12 +183,6 @@ class Results:
             self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
-                if entry.value is not None and entry.value is not value:
-                    raise UserError(
-                        f"self.log({name!r}) was given another {type(value).__name__} than "
-                        f"before, so the epoch's value would be the last one's: make the "
-                        f"metric once, as an attribute of the module."
-                    )
                 entry.value = value
                 return
             value = _one_number(name, value)
@@ -217,13 +209,8 @@ class Results:
 
     def _add(self, key: tuple, arguments: tuple) -> Entry:
         hook, name, dataloader_idx = key
-        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = arguments
+        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist = arguments
         check_hook_logs(hook, name)
-        if "/dataloader_idx_" in name:
-            raise UserError(
-                f"self.log({name!r}): the Trainer itself adds /dataloader_idx_ to names if "
-                f"there are several dataloaders: give another name."
-            )
         by_step = self.training and hook not in OUTSIDE_BATCH
         on_step = by_step if on_step is None else on_step
         on_epoch = not by_step if on_epoch is None else on_epoch
@@ -251,13 +238,12 @@ class Results:
             on_epoch,
             reduce,
             sync_dist,
-            not rank_zero_only,
             self.dataloader_idx,
             dataloader_idx is not None,
             arguments=arguments,
         )
         self.entries[key] = entry
-        self.sync_steps |= on_step and sync_dist and not rank_zero_only
+        self.sync_steps |= on_step and sync_dist
         return entry
 
     def _rows(self, entry: Entry, hook: str, micro_batch: Any) -> int:
@@ -302,7 +288,7 @@ class Results:
                 {
                     key: (entry.settings(), float(values[key]))
                     for key, entry in fresh.items()
-                    if entry.sync and entry.all_ranks
+                    if entry.sync
                 }
             )
             for entry in fresh.values():
@@ -361,7 +347,7 @@ class Results:
             logged = [values[key] for values in of_ranks if key in values]
             settings, total, weight = logged[0]
             entry = Entry(*settings)
-            if weight is not None and entry.all_ranks:
+            if weight is not None:
                 total = _reduce_totals(entry.reduce, (total for _, total, _ in logged))
                 weight = sum(weight for _, _, weight in logged)
             pairs.append(

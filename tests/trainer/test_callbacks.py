@@ -261,7 +261,7 @@ def test_every_callback_has_lightnings_arguments(lightning, name):
     given = {"monitor": "x"} if "monitor" in this else {}
     assert list(this.items()) == [pair for pair in theirs.items() if pair[0] not in missing]
     for argument in missing:
-        with pytest.raises(UserError, match=re.escape(sentence(argument))):
+        with pytest.raises(UserError, match=re.escape(sentence(argument, name))):
             getattr(callbacks, name)(**{argument: True, **given})
 
 

@@ -242,11 +242,6 @@ def test_what_modules_did_before_lightning_1_names_the_alternative():
             self.hparams = {"lr": 0.1}
 
     names(Sets, "self.hparams", "save_hyperparameters(hparams)")
-    for owner in (plain_net.Net(), L.LightningDataModule()):
-        with pytest.raises(NotImplementedError, match=r"train.*stepping_b"):
-            owner.train_dataloader()
-        with pytest.raises(NotImplementedError, match=r"no val_data.*num_val_b"):
-            owner.val_dataloader()
 
 
 @pytest.mark.parametrize("name", ["add_argparse_args", "from_argparse_args", "tune"])

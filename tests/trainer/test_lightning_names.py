@@ -134,15 +134,6 @@ def test_what_a_module_cannot_do_names_the_alternative():
     names(lambda: Net().to_onnx("net.onnx"), "to_onnx", "torch.onnx.export")
 
 
-def test_a_group_of_ranks_to_reduce_over_is_refused():
-    class Groups(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("a", 1.0, sync_dist=True, sync_dist_group=object())
-
-    fit = trainer().fit
-    names(lambda: fit(Groups(), DataLoader(rows(), 4)), "'a'", "sync_dist_group", "all_reduce")
-
-
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
 def test_a_data_module_beside_dataloaders_is_refused(stage):
     loader, data = DataLoader(rows(), 4), L.LightningDataModule()

@@ -73,7 +73,6 @@ def log_differently(folder, rank):
         net.log(
             "this" if rank else "that", 5.0 + rank, on_step=True, on_epoch=True, sync_dist=True
         )
-        net.log("mine", 1.0 + rank, on_step=False, on_epoch=True, rank_zero_only=True)
         if batch_idx == 1 and rank == 1:
             net.log("seldom", 4.0, on_step=False, on_epoch=True, reduce_fx="sum")
 
@@ -146,7 +145,6 @@ def test_ranks_may_log_different_names(two):
             "both": 1.5,
             "both_step": 1.5,
             "both_epoch": 1.5,
-            "mine": 1.0,
             "seldom": 4.0,
             "that": 5.0,
             "that_step": 5.0,

@@ -44,17 +44,13 @@ LOGS = {
         lambda net, batch, i: net.log("a", 1, reduce_fx="median"),
         ("reduce_fx='median'", "mean, sum, max, min"),
     ),
-    "a name of the Trainer's": (
-        lambda net, batch, i: net.log("a/dataloader_idx_0", 1),
-        ("self.log('a/dataloader_idx_0')", "another name"),
+    "a refused argument": (
+        lambda net, batch, i: net.log("a", 1, sync_dist=True, sync_dist_group=object()),
+        ("sync_dist_group in self.log", "all_reduce"),
     ),
     "a metric of several numbers": (
         lambda net, batch, i: net.log("a", PAIR, on_step=False, on_epoch=True),
         ("self.log('a')", "tuple", "one number"),
-    ),
-    "another metric": (
-        lambda net, batch, i: net.log("a", Pair()),
-        ("self.log('a')", "another Pair", "once"),
     ),
     "nothing": (
         lambda net, batch, i: net.log("a", 1, on_step=False, on_epoch=False),

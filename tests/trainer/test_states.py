@@ -12,7 +12,6 @@ from trainer_user import trainer
 from user_methods import user
 
 import multigpu.trainer as ours
-from multigpu.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -153,20 +152,6 @@ def test_toggling_leaves_alone_what_no_optimizer_holds(tmp_path):
         found.append(module.recorded)
     assert found[0] == found[1]
     assert found[0][0] == [True, True, False, False, True, True]
-
-
-@pytest.mark.parametrize(
-    "given", [{"gradient_clip_val": 0.2}, {"gradient_clip_algorithm": "value"}], ids=str
-)
-def test_two_values_for_clipping_contradict_each_other(tmp_path, given):
-    class Clips(plain_net.Net):
-        def configure_gradient_clipping(self, optimizer, **defaults):
-            self.arguments = defaults
-            self.clip_gradients(optimizer, **given)
-
-    settings = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "norm"}
-    with pytest.raises(UserError, match=next(iter(given))):
-        plain_net.trainer(tmp_path, **settings).fit(Clips(), DataLoader(plain_net.rows(), 4))
 
 
 def test_clip_gradients_has_the_trainers_values_as_defaults(tmp_path):
