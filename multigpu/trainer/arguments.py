@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multigpu import devices as compute_devices
 from multigpu.errors import UserError, did_you_mean, pluralize
@@ -10,9 +10,6 @@ from multigpu.launch.world import World, find_world, is_rank_zero
 from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.trainer.refused import REFUSED, refuse
-
-if TYPE_CHECKING:
-    pass
 
 # Old name → today's name. The values mean the same.
 RENAMED = {

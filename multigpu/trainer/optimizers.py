@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from multigpu.errors import UserError, did_you_mean
+from multigpu.errors import UserError
 
 if TYPE_CHECKING:
     from multigpu.trainer.run import Run
@@ -104,13 +104,12 @@ def _config(scheduler: Any, monitor: str | None, automatic: bool) -> LRScheduler
     known = [field.name for field in fields(LRSchedulerConfig)]
     if "scheduler" not in settings:
         raise UserError(
-            f"an lr_scheduler dict has the keys {sorted(settings)}: expected 'scheduler', and "
-            f"optionally 'interval', 'frequency', 'monitor', 'strict', 'name'."
+            f"an lr_scheduler dict has the keys {sorted(settings)}: expected 'scheduler', too."
         )
     for key in set(settings) - set(known):  # Lightning warns, too
-        hint = did_you_mean(key, known) or "leave it out."
         warnings.warn(
-            f"an lr_scheduler dict has the key {key!r}, which has no effect: {hint}",
+            f"an lr_scheduler dict has the key {key!r}, which has no effect: the keys are "
+            f"{', '.join(known)}.",
             stacklevel=3,
         )
         del settings[key]

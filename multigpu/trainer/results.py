@@ -23,11 +23,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import count_rows
-from multigpu.trainer.log_rules import (
-    OUTSIDE_BATCH,
-    check_hook_logs,
-    warn_of_names_on_some_ranks,
-)
+from multigpu.trainer.log_rules import OUTSIDE_BATCH, check_hook_logs
 
 # How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -293,7 +289,6 @@ class Results:
             )
             for entry in fresh.values():
                 entry.waiting = False
-            warn_of_names_on_some_ranks(of_ranks)
             for key in dict.fromkeys(key for logged in of_ranks for key in logged):
                 pairs = [logged[key] for logged in of_ranks if key in logged]
                 reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce

@@ -49,7 +49,6 @@ ARGUMENTS = {
     "fast_dev_run": ({"fast_dev_run": -1}, ("fast_dev_run is -1", "from 0")),
     "a fraction": ({"limit_train_batches": 1.5}, ("limit_train_batches is 1.5", "0.0 to 1.0")),
     "val_check_interval": ({"val_check_interval": -1}, ("val_check_interval is -1",)),
-    "clip": ({"gradient_clip_val": "a"}, ("gradient_clip_val is 'a'", "from 0", "None")),
     "clip by": (
         {"gradient_clip_algorithm": "max"},
         ("gradient_clip_algorithm is 'max'", "'norm' or 'value'"),
