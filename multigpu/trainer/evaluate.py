@@ -210,18 +210,14 @@ class EvaluationLoop:
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.run.strategy
-        if self.uneven and hook not in ONCE_PER_EPOCH:
-            why = "different numbers of batches, so a rank would wait forever"
-        elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
-            why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
-        else:
-            return
-        raise UserError(
-            f"self.all_gather cannot run in {self.stage}: the ranks have {why}. Call it at "
-            f"the epoch's end, or give all {strategy.world.size} ranks the same number of "
-            f"batches of one shape.",
-            already_reported=not strategy.is_global_zero,
-        )
+        uneven = self.uneven and hook not in ONCE_PER_EPOCH
+        if uneven or len(set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
+            what = "numbers of batches" if uneven else "shapes"
+            raise UserError(
+                f"self.all_gather cannot run in {self.stage}: the ranks have different {what}. "
+                f"Call it at the epoch's end, with tensors of one shape.",
+                already_reported=not strategy.is_global_zero,
+            )
 
     def _by_dataloader(self, reported: Reported) -> list[dict[str, Any]]:
         """Return each dataloader's metrics, with those that belong to no dataloader."""

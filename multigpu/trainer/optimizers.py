@@ -135,7 +135,7 @@ def monitored_metric(run: "Run", config: LRSchedulerConfig) -> Any:
     The mean keeps the learning rate equal on all ranks. Returns None if no rank has logged the
     metric and `strict` is False; the scheduler then does not step.
     """
-    metrics = run.log.callback_metrics()
+    metrics = run.state.metrics.callback
     metric = metrics.get(config.monitor)
     if run.strategy.world.size > 1:
         of_ranks = run.strategy.gather_objects(None if metric is None else float(metric))

@@ -50,7 +50,6 @@ class Entry:
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
     waiting: bool = False  # logged since the ranks last exchanged values
-    reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
     arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
     plain_name: str = field(init=False)
@@ -175,7 +174,6 @@ class Results:
             logged_before = entry.fresh
             entry.fresh = True
             entry.waiting = True
-            entry.reported = False
             self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
@@ -277,8 +275,6 @@ class Results:
         }
         values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
-        for entry in fresh.values():
-            entry.reported = True
         if exchange:
             of_ranks = self.gather(
                 {
@@ -311,7 +307,6 @@ class Results:
         for key, entry in self.entries.items():
             if not entry.on_epoch:
                 continue
-            entry.reported = True
             if hasattr(entry.value, "compute"):
                 entry.total = _one_number(entry.name, entry.value.compute())
                 entry.weight = 1.0
@@ -349,25 +344,6 @@ class Results:
                 (entry, torch.as_tensor(_mean_or_total(entry, total, weight)).float())
             )
         return pairs
-
-    def unreported(self, hook: str) -> dict[str, Any]:
-        """Return the values that this rank has logged since the last report.
-
-        `hook` selects step values (a hook within a batch) or epoch values (outside).
-        """
-        on_step = hook not in OUTSIDE_BATCH
-        pairs = []
-        for entry in self.entries.values():
-            if entry.reported:
-                continue
-            if on_step and entry.on_step:
-                value = _value_of_batch(entry.value)
-                if value is not None:
-                    pairs.append((entry, value))
-            elif not on_step and entry.on_epoch and entry.total is not None:
-                value = _mean_or_total(entry, entry.total, entry.weight)
-                pairs.append((entry, torch.as_tensor(value)))
-        return Reported(pairs, on_step, self.training).callback
 
     def reset(self) -> None:
         """Delete all values, before a new epoch."""

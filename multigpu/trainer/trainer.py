@@ -308,6 +308,8 @@ class Trainer(Settings):
     global_step = property(attrgetter("state.progress.global_step"))  # optimizer steps
     # The number of batches that ended with an optimizer step: the loggers' x axis.
     _logged_step = property(attrgetter("state.progress.batches_that_stepped"))
+    # Logged values by name. It is the same dict during a run: callbacks can add values.
+    callback_metrics = property(attrgetter("state.metrics.callback"))
     logged_metrics = property(attrgetter("state.metrics.logged"))
     ckpt_path = property(attrgetter("state.ckpt_path"))  # that the last run loaded, or None
     global_rank = property(attrgetter("strategy.world.rank"))
@@ -315,15 +317,6 @@ class Trainer(Settings):
     world_size = property(attrgetter("strategy.world.size"))
     num_nodes = property(attrgetter("strategy.nodes"))
     is_global_zero = property(attrgetter("strategy.is_global_zero"))
-
-    @property
-    def callback_metrics(self) -> dict[str, Any]:
-        """Logged values by name, including those that this rank has just logged.
-
-        It is the same dict during a run, as in Lightning: callbacks can add values to it.
-        """
-        running = self.run is not None and self.state.stage is not None
-        return self.run.log.callback_metrics() if running else self.state.metrics.callback
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:

@@ -353,4 +353,4 @@ def test_strict_is_the_modules_unless_it_is_given(tmp_path, own, given):
     if given is False or (given is None and not own):
         load()
     else:
-        names(load, "layer.bias", "missing")
+        names(load, "layer.bias", "Missing")
