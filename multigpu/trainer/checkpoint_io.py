@@ -9,7 +9,6 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.launch.world import is_rank_zero
 from multigpu.strategies import Strategy
 
 # The version of Lightning whose keys and names these are.
@@ -90,12 +89,9 @@ def load_weights(
     module: torch.nn.Module, content: dict[str, Any], path: str | Path, strict: bool
 ) -> None:
     """Load content["state_dict"] into `module`. Raises UserError if a tensor does not fit."""
-    saved = content["state_dict"]
-    if not saved and is_rank_zero():
-        warnings.warn(f"the state dict in {path} contains no parameters.", stacklevel=3)
     try:
-        module.load_state_dict(saved, strict=strict)
+        module.load_state_dict(content["state_dict"], strict=strict)
     except RuntimeError as error:
-        # Its first line is a title; the second is about the first tensor that does not fit.
-        first = str(error).splitlines()[1].strip()
+        title, *tensors = str(error).splitlines()
+        first = tensors[0].strip() if tensors else title
         raise UserError(f"{path} does not fit {type(module).__name__}: {first}") from None

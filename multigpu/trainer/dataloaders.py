@@ -6,7 +6,6 @@ once, and the user's order is kept.
 """
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -238,10 +237,9 @@ def limit_batches(batches: float, limit: int | float | None, name: str) -> float
                 f"number of batches."
             )
         if limit and batches and batches * limit < 1:
-            digits = len(str(batches)) + 1
-            least = math.ceil(10**digits / batches) / 10**digits
             raise UserError(
-                f"{name}={limit} of {batches} batches is less than one: give at least {least}."
+                f"{name}={limit} of {batches} batches is less than one: give a number of "
+                f"batches."
             )
         return int(batches * limit)
     return min(batches, limit)

@@ -214,7 +214,7 @@ class EvaluationLoop:
         if uneven or len(set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
             what = "numbers of batches" if uneven else "shapes"
             raise UserError(
-                f"self.all_gather cannot run in {self.stage}: the ranks have different {what}. "
+                f"self.all_gather in {self.stage}: the ranks have different {what}. "
                 f"Call it at the epoch's end, with tensors of one shape.",
                 already_reported=not strategy.is_global_zero,
             )

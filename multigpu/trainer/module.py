@@ -124,10 +124,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         )
 
     def _log_outside(self, name: str) -> None:
-        """Warn that nothing trains this module, so that the value is lost.
+        """Warn that the value is lost: nothing trains this module.
 
-        Raises UserError if the module is a part of the module that is trained. Lightning
-        raises an error, too: only the trained module knows which hook runs.
+        Raises UserError, as Lightning does, if it is a part of the module that is trained.
         """
         if self._trainer is not None and self._trainer.lightning_module is not None:
             outer = type(self._trainer.lightning_module).__name__
@@ -137,8 +136,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             )
         if is_rank_zero():
             warnings.warn(
-                f"self.log({name!r}) in {type(self).__name__}, whose `self.trainer` reference "
-                f"is not registered: no Trainer runs it, so the value is lost.",
+                f"self.log({name!r}) in {type(self).__name__}: no Trainer runs it, so the "
+                f"value is lost.",
                 stacklevel=3,
             )
 

@@ -58,10 +58,6 @@ def run_in_processes(
     for callback in trainer.callbacks:
         callback_state = spawned.callbacks.get(callback.state_key)
         if callback_state:
-            # ModelCheckpoint ignores a state with another folder than its own, so set the
-            # folder that the rank has chosen.
-            if "dirpath" in callback_state:
-                callback.dirpath = callback_state["dirpath"]
             callback.load_state_dict(callback_state)
     trainer.state.progress = spawned.progress
     trainer.state.metrics = spawned.metrics
@@ -77,14 +73,15 @@ def _run_rank(
     set_random_states(states)
     returned = on_rank(trainer, task)
     state = trainer.state
-    return SpawnedRun(
+    result = SpawnedRun(
         returned=returned,
-        weights=to_cpu(dict(task.module.state_dict())),
+        weights=dict(task.module.state_dict()),
         progress=state.progress,
-        metrics=state.metrics.copy_to_cpu(),
+        metrics=state.metrics,
         should_stop=state.should_stop,
         callbacks={
             callback.state_key: callback.state_dict() for callback in trainer.callbacks
         },
-        checkpoint=to_cpu(checkpoints.compose(trainer.run)) if task.stage == "fit" else None,
+        checkpoint=checkpoints.compose(trainer.run) if task.stage == "fit" else None,
     )
+    return to_cpu(result)

@@ -4,7 +4,6 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from multigpu.devices import to_cpu
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.results import Reported
 
@@ -41,10 +40,6 @@ class Metrics:
         self.callback = {}
         self.logged = {}
         self.progress_bar = {}
-
-    def copy_to_cpu(self) -> "Metrics":
-        """A copy that another process can unpickle."""
-        return Metrics(to_cpu(self.callback), to_cpu(self.logged), to_cpu(self.progress_bar))
 
 
 @dataclass(slots=True)

@@ -77,15 +77,3 @@ def test_a_fit_without_a_limit_says_how_long_it_is(tmp_path):
         lambda: run.fit(plain_net.Net(), DataLoader(plain_net.rows())), "max_epochs", "1000"
     )
     assert run.max_epochs == 1000
-
-
-def test_weights_without_parameters(tmp_path):
-    run = plain_net.trainer(tmp_path)
-    run.fit(plain_net.Net(), DataLoader(plain_net.rows()))
-    run.save_checkpoint(tmp_path / "a.ckpt")
-    content = torch.load(tmp_path / "a.ckpt")
-    torch.save({**content, "state_dict": {}}, tmp_path / "b.ckpt")
-    load = plain_net.Net.load_from_checkpoint
-    for name, expected in (("a.ckpt", False), ("b.ckpt", True)):
-        path = tmp_path / name
-        assert says(lambda path=path: load(path, strict=False), "no parameters") == expected

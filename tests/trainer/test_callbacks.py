@@ -212,7 +212,6 @@ def test_the_same_rates_are_logged(lightning, tmp_path, name):
         results.append(
             {
                 "logged": logger.logged,
-                "lrs": monitor.lrs,
                 "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
             }
         )

@@ -139,7 +139,7 @@ class ModelCheckpoint(Callback):
         """
         self.best_model_path = state_dict["best_model_path"]
         previous = state_dict["dirpath"]
-        if previous != self.dirpath:
+        if self.dirpath not in (None, previous):
             if is_rank_zero():
                 warnings.warn(
                     f"the checkpoints' folder was {previous} and is now {self.dirpath}: "

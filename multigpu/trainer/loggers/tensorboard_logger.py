@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
-from multigpu.trainer.loggers.logger import FolderLogger, as_dict
+from multigpu.trainer.loggers.logger import FolderLogger
 from multigpu.trainer.refused import REFUSED, refuse_arguments
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class TensorBoardLogger(FolderLogger):
         self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any
     ) -> None:
         """Write the hyperparameters as a text, "hparams"."""
-        lines = (f"    {name}: {value}" for name, value in as_dict(params).items())
+        values = vars(params) if isinstance(params, Namespace) else params or {}
+        lines = (f"    {name}: {value}" for name, value in values.items())
         self.experiment.add_text("hparams", "\n".join(lines))
 
     def save(self) -> None:
