@@ -85,6 +85,6 @@ class Log:
             step = int(values.pop("step"))
         else:
             step = progress.batches_that_stepped + offset
-            values = {"epoch": progress.current_epoch} | values
+            values.setdefault("epoch", progress.current_epoch)
         for logger in self.loggers:
             logger.log_metrics(metrics=dict(values), step=step)

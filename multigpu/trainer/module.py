@@ -143,10 +143,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""
-        # torchmetrics' collection of metrics that share states would copy them in each step.
-        shares = getattr(dictionary, "_enable_compute_groups", False)
-        items = dictionary.items(copy_state=False) if shares else dictionary.items()
-        for name, value in items:
+        for name, value in dictionary.items():
             self.log(name, value, *args, **keywords)
 
     def print(self, *args: Any, **kwargs: Any) -> None:

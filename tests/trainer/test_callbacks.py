@@ -40,22 +40,14 @@ def lightning():
 STOPS = {
     "patience": ({"patience": 2}, (0.5, 0.4, 0.4, 0.45, 0.1, 0.0), {}),
     "min_delta": ({"patience": 2, "min_delta": 0.1}, (0.5, 0.45, 0.39, 0.35, 0.3, 0.1), {}),
-    "max": ({"mode": "max", "patience": 1, "min_delta": 0.05}, (0.5, 0.6, 0.64, 0.9), {}),
     "not finite": ({}, (0.5, math.inf, 0.4), {}),
-    "not finite, unchecked": (
-        {"check_finite": False, "patience": 2},
-        (0.5, NAN, 0.4, NAN, NAN, 0.1),
-        {},
-    ),
     "threshold": ({"stopping_threshold": 0.3}, (0.5, 0.3, 0.2, 0.1), {}),
     "divergence": ({"divergence_threshold": 1.0}, (0.5, 1.0, 1.1, 0.1), {}),
-    "never": ({}, (0.5, 0.4, 0.3), {}),
     "after validation": (
         {"patience": 1},
         (0.5, 0.6, 0.6, 0.6),
         {"val_check_interval": 0.5, "max_epochs": 2},
     ),
-    "not strict": ({"monitor": "val_los", "strict": False}, (0.5, 0.4), {}),
     "fast_dev_run": ({"stopping_threshold": 9.0}, (0.5, 0.4), {"fast_dev_run": True}),
     "sanity": (
         {"patience": 1},
@@ -171,13 +163,8 @@ RATES = {
     "plain": (None, {}, {}),
     "groups": (two_groups, {}, {}),
     "step": (by_step, {}, {}),
-    "step, every other": (by_step, {}, {"log_every_n_steps": 2}),
-    "never": (by_step, {}, {"log_every_n_steps": 0}),
     "as steps": (two_groups, {"logging_interval": "step"}, {}),
-    "as epochs": (by_step, {"logging_interval": "epoch"}, {}),
-    "a name": (lambda net: by_step(net, "rate"), {}, {}),
     "two schedulers": (two_schedulers, {}, {}),
-    "two schedulers, one named": (lambda net: two_schedulers(net, "rate"), {}, {}),
 }
 
 

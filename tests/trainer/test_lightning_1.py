@@ -93,14 +93,6 @@ def test_a_loss_alone_becomes_a_dict_and_a_skipped_batch_is_left_out():
     assert [sorted(output) for output in outputs] == [["loss"], ["loss"]]
 
 
-def test_a_checkpoint_monitors_what_the_hook_logs(tmp_path):
-    checkpoint = L.callbacks.ModelCheckpoint(tmp_path, monitor="mean")
-    net = old()
-    cpu(callbacks=[checkpoint], enable_checkpointing=True).fit(net, DataLoader(rows(6), 2))
-    losses = [output["loss"] for output in net.outputs[0][1]]
-    assert checkpoint.best_model_score == torch.stack(losses).mean()
-
-
 def test_a_returned_value_is_not_lost_in_silence():
     net = old()
     net.validation_epoch_end = lambda outputs: {"log": {"val_loss": 1.0}}

@@ -43,20 +43,6 @@ def test_an_endless_loader_has_endless_steps():
     )
 
 
-def test_how_many_steps_there_will_be_is_known_from_configure_optimizers_on():
-    class Asks(small_net.Net):
-        def configure_optimizers(self):
-            self.steps = self.trainer.estimated_stepping_batches
-            return super().configure_optimizers()
-
-    model = Asks()
-    trainer = small_net.fitted(model, max_epochs=3)
-    assert model.steps == 12
-    model.setup = lambda stage: trainer.estimated_stepping_batches
-    with pytest.raises(UserError, match=r"estimated_stepping_batches .*configure_optimizers"):
-        trainer.fit(model, *small_net.loaders())
-
-
 class Two(Net):
     """Two optimizers, which each step once a batch."""
 

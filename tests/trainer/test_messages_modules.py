@@ -36,10 +36,6 @@ LOGS = {
         lambda net, batch, i: net.log("a", torch.ones(2)),
         ("self.log('a')", "shape (2,)", "one number"),
     ),
-    "a text": (
-        lambda net, batch, i: net.log("a", "b"),
-        ("self.log('a')", "str", "one number"),
-    ),
     "reduce_fx": (
         lambda net, batch, i: net.log("a", 1, reduce_fx="median"),
         ("reduce_fx='median'", "mean, sum, max, min"),
@@ -81,10 +77,6 @@ STEPS = {
         lambda self, batch, i: self.layer(batch),
         ("shape (2, 1)", "one number", "mean"),
     ),
-    "a number": (
-        lambda self, batch, i: 1.5,
-        ("training_step returned float", "a tensor", "'loss'"),
-    ),
     "no graph": (lambda self, batch, i: torch.tensor(1.0), ("loss", "without a graph")),
     "no loss": (
         lambda self, batch, i: {"los": 1},
@@ -123,18 +115,9 @@ MISSING = {
         lambda run: run.fit(L.LightningModule()),
         ("LightningModule has no training_step", "trainer.fit"),
     ),
-    "no optimizers": (
-        lambda run: run.fit(Bare()),
-        ("Bare has no configure_optimizers", "trainer.fit"),
-    ),
     "no validation_step": (
         lambda run: run.validate(Bare()),
         ("Bare has no validation_step", "trainer.validate"),
-    ),
-    "no test_step": (lambda run: run.test(Bare()), ("Bare has no test_step", "trainer.test")),
-    "no module": (
-        lambda run: run.fit(torch.nn.Linear(1, 1)),
-        ("Linear is not a LightningModule", "subclass"),
     ),
     "neither predict_step nor forward": (
         lambda run: run.predict(Bare(), [1]),
@@ -193,21 +176,11 @@ FITS = {
         {"val_check_interval": 0.5, "val": DataLoader(Rows(2)), **STREAM},
         ("val_check_interval=0.5", "no length", "whole number"),
     ),
-    "a fraction of a stream": (
-        {"limit_train_batches": 0.5, **STREAM},
-        ("limit_train_batches=0.5", "no length"),
-    ),
     "precision": ({"precision": "17"}, ("precision is '17'", "32, 64, 16, bf16, 32-true")),
     "clip by hand": (
         {"gradient_clip_val": 1.0, **MANUAL},
         ("gradient_clip_val", "self.clip_gradients"),
     ),
-    "accumulate by hand": (
-        {"accumulate_grad_batches": 2, **MANUAL},
-        ("accumulate_grad_batches", "optimizer.step()"),
-    ),
-    "dp on one CPU": ({"strategy": "dp", "devices": 2}, ("one CPU", "2 devices")),
-    "pipeline": ({"strategy": "pipeline"}, ("Changed", "pipeline_stages()")),
 }
 
 

@@ -11,10 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightnings import fake
-from small_net import make_net, rows
-from torch.utils.data import DataLoader
 
-import multigpu.trainer as L
 from multigpu.trainer.callbacks import TQDMProgressBar, progress
 
 
@@ -142,9 +139,3 @@ def test_an_endless_epoch_has_a_bar_without_a_total():
 
 
 # ---- in a run -------------------------------------------------------------------------------
-
-
-def test_predict_with_a_progress_bar():
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert len(trainer.predict(make_net(), DataLoader(rows(4).tensors[0], 2))) == 2
-    assert trainer.state.num_batches["predict"] == [2]

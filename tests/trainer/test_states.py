@@ -1,6 +1,5 @@
 """What the Trainer says about itself and its module, side by side with Lightning's."""
 
-import os
 import pickle
 
 import lightnings
@@ -101,12 +100,6 @@ def test_freeze_and_unfreeze_return_the_module():
     assert module.unfreeze() is module and module.training
 
 
-def test_the_users_folder_is_expanded():
-    found = [L.Trainer(default_root_dir="~/x", logger=False).default_root_dir
-             for L in (ours, lightnings.package())]  # fmt: skip
-    assert found[0] == found[1] == os.path.expanduser("~/x")
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_trainer_can_be_pickled(tmp_path, when):
     run = plain_net.trainer(tmp_path)
@@ -200,48 +193,6 @@ def test_the_fit_loops_names(tmp_path):
         found.append(seen)
     assert found[0] == found[1]
     assert len(found[0]) == 4
-
-
-@pytest.mark.parametrize("devices", ["auto", 1, 2], ids=str)
-def test_the_number_of_devices(devices):
-    found = []
-    for L in (ours, lightnings.package().pytorch):
-        run = L.Trainer(accelerator="cpu", devices=devices, logger=False)
-        found.append(run.num_devices)
-    assert found[0] == found[1]
-
-
-def test_hooks_get_the_trainers_method(tmp_path):
-    found = []
-
-    class Looks(ours.Callback):
-        def setup(self, trainer, pl_module, stage):
-            found.append(stage)
-
-        def teardown(self, trainer, pl_module, stage):
-            found.append(stage)
-
-    run = plain_net.trainer(tmp_path, callbacks=[Looks()])
-    run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    assert found == ["fit", "fit"]
-
-
-def test_the_strategy_hears_of_an_exception(tmp_path):
-    heard = []
-
-    class Hears(ours.strategies.SingleDeviceStrategy):
-        def on_exception(self, exception):
-            heard.append(exception)
-
-    class Fails(plain_net.Net):
-        def on_train_start(self):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        plain_net.trainer(tmp_path, strategy=Hears()).fit(
-            Fails(), DataLoader(plain_net.rows(), 4)
-        )
-    assert [type(error) for error in heard] == [ZeroDivisionError]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(True, True), (1, True), (3, 3), (0, False)])

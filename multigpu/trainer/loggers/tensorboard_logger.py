@@ -48,15 +48,8 @@ class TensorBoardLogger(FolderLogger):
         return SummaryWriter(log_dir=self.log_dir, **self._kwargs)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log the metrics of this step.
-
-        A value that is a dict becomes curves in one diagram (SummaryWriter.add_scalars).
-        """
         for name, value in metrics.items():
             name = f"{self._prefix}{name}"
-            if isinstance(value, dict):
-                self.experiment.add_scalars(name, value, step)
-                continue
             try:
                 self.experiment.add_scalar(name, float(value), step)
             except (TypeError, ValueError, RuntimeError):
