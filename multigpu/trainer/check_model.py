@@ -8,6 +8,7 @@ from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.refused import refuse
 from multigpu.trainer.run import Run
 
 REQUIRED = {
@@ -46,6 +47,8 @@ def check_model(stage: str, model: Any) -> None:
             f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a "
             f"subclass of multigpu.trainer.LightningModule."
         )
+    if hasattr(model, "configure_callbacks"):
+        refuse("configure_callbacks", type(model).__name__)
     for name in REQUIRED[stage]:
         if not is_overridden(name, model, LightningModule):
             raise UserError(

@@ -71,9 +71,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """
         raise NotImplementedError
 
-    def configure_callbacks(self) -> Any:
-        return []
-
     # ---- what the user calls ----------------------------------------------------------------
 
     def log(
@@ -155,10 +152,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """The optimizer, or the list of optimizers.
 
         Their `step` also counts the step, unscales the gradients and calls hooks, as automatic
-        optimization does.
-
-        use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose
-                           `step` does none of this
+        optimization does; with use_pl_optimizer=False it does none of this.
         """
         run = self.trainer.run
         optimizers = run.lightning_optimizers if use_pl_optimizer else run.optimizers

@@ -35,15 +35,11 @@ class LRSchedulerConfig:
     strict: bool = True
 
 
-def parse(
-    returned: Any, automatic: bool, steps_itself: bool = False
-) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Return the optimizers and the configs of the schedulers.
 
-    steps_itself   whether the module overrides lr_scheduler_step
-
     Raises UserError if `returned` has none of FORMS; in automatic optimization, also if it has
-    several optimizers, or a scheduler that the Trainer cannot step.
+    several optimizers.
     """
     optimizers, schedulers = _split(returned)
     if automatic and len(optimizers) > 1:
@@ -52,19 +48,7 @@ def parse(
             f"self.automatic_optimization = False, and step them yourself in training_step "
             f"(a, b = self.optimizers())."
         )
-    configs = [_config(scheduler, monitor, automatic) for scheduler, monitor in schedulers]
-    for config in configs:
-        if automatic and not steps_itself and not hasattr(config.scheduler, "step"):
-            raise UserError(
-                f"the scheduler {type(config.scheduler).__name__} has no method step, as "
-                f"torch's schedulers have: write it, or override lr_scheduler_step."
-            )
-        if getattr(config.scheduler, "optimizer", optimizers[0]) not in optimizers:
-            raise UserError(
-                "a scheduler changes an optimizer that configure_optimizers does not return: "
-                "return that optimizer, too."
-            )
-    return optimizers, configs
+    return optimizers, [_config(each, monitor, automatic) for each, monitor in schedulers]
 
 
 def _split(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]]:

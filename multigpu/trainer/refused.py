@@ -111,6 +111,8 @@ REFUSED = {
     "toggle_model": "call self.toggle_optimizer and self.untoggle_optimizer",
     "closure": "take an optimizer that needs the gradients of one backward",
     # methods of the module
+    "configure_callbacks": "give the callbacks to the Trainer",
+    "on_train_batch_start that returns -1": "give limit_train_batches, or set should_stop",
     "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
     "to_torchscript": "call torch.export.export(model, (inputs,))",
 }

@@ -27,7 +27,6 @@ def run_stage(run: Run, task: Task) -> Any:
     datamodule = run.datamodule
     stage = task.stage
     try:
-        # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
         state.ckpt_path = checkpoints.resolve_path(run, task.ckpt_path)
         _set_up(run, stage)
         loaded = checkpoints.restore_model(run, state.ckpt_path, task.weights_only)
@@ -74,7 +73,6 @@ def _set_up(run: Run, stage: str) -> None:
             f"{algorithm} does not support that: give precision='bf16-mixed'."
         )
     _configure_torch(run)
-    _add_callbacks(run)
     parts = [module] if run.datamodule is None else [run.datamodule, module]
     for part in (*parts, *run.callbacks):
         check_model.warn_of_removed_hooks(part)
@@ -118,17 +116,6 @@ def _configure_torch(run: Run) -> None:
         torch.use_deterministic_algorithms(True, warn_only=settings.deterministic == "warn")
     if settings.benchmark is not None:
         torch.backends.cudnn.benchmark = settings.benchmark
-
-
-def _add_callbacks(run: Run) -> None:
-    """Add the module's callbacks; they replace those of the same class."""
-    own = run.module.configure_callbacks()
-    own = list(own) if isinstance(own, (list, tuple)) else [own]
-    replaced = {type(callback) for callback in own}
-    kept = [callback for callback in run.callbacks if type(callback) not in replaced]
-    # Those that save come last, because they save what the others have changed.
-    run.callbacks[:] = sorted(kept + own, key=lambda callback: callback.saves)
-    run.hooks.refresh()
 
 
 def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
@@ -200,8 +187,7 @@ def _configure_optimizers(run: Run) -> None:
         check_model.check_manual_optimization(run)
     with run.log.within("configure_optimizers"):
         returned = module.configure_optimizers()
-    steps_itself = run.hooks.overrides("lr_scheduler_step")
-    run.optimizers, run.schedulers = optimizers.parse(returned, automatic, steps_itself)
+    run.optimizers, run.schedulers = optimizers.parse(returned, automatic)
     for optimizer in run.optimizers:
         check_closure(optimizer)
     if automatic and not run.optimizers:

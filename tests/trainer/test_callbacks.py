@@ -11,7 +11,6 @@ import pytest
 import small_net
 import torch
 from lightnings import fake, fit
-from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
@@ -279,12 +278,15 @@ def test_a_callback_that_comes_late_is_called():
     assert late.batches == 4
 
 
-def test_a_modules_own_callbacks_are_all_kept_and_checkpoints_come_last(tmp_path):
-    model = small_net.make_net()
-    mine = [L.callbacks.ModelCheckpoint(tmp_path / name, every_n_epochs=1) for name in "ab"]
-    model.configure_callbacks = lambda: [*mine, L.callbacks.EarlyStopping("l")]
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, **{**small_net.QUIET, "enable_checkpointing": True}
-    )
-    trainer.fit(model, DataLoader(small_net.rows(4), 2))
+def test_checkpoints_come_last(tmp_path):
+    mine = [L.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=n) for n in (1, 2)]
+    given = [*mine, L.callbacks.EarlyStopping("l")]
+    trainer = small_net.cpu(callbacks=given, enable_checkpointing=True)
     assert trainer.callbacks[-2:] == mine
+
+
+def test_a_modules_own_callbacks_are_refused():
+    model = small_net.make_net()
+    model.configure_callbacks = list
+    with pytest.raises(UserError, match=r"configure_callbacks.* callbacks to the Trainer"):
+        small_net.fitted(model)

@@ -78,6 +78,10 @@ STEPS = {
         ("shape (2, 1)", "one number", "mean"),
     ),
     "no graph": (lambda self, batch, i: torch.tensor(1.0), ("loss", "without a graph")),
+    "a batch too few": (
+        lambda self, batch, i: self.layer(batch).mean(),
+        ("on_train_batch_start that returns -1", "limit_train_batches"),
+    ),
     "no loss": (
         lambda self, batch, i: {"los": 1},
         ("without 'loss'", "step 0 (batch 0 of epoch 0)", "return the loss"),
@@ -88,7 +92,9 @@ STEPS = {
 @pytest.mark.parametrize("case", STEPS)
 def test_what_a_step_may_not_return(tmp_path, case):
     step, facts = STEPS[case]
-    names(lambda: fit(tmp_path, changed(training_step=step)), *facts)
+    begin = (lambda self, batch, i: -1) if case == "a batch too few" else lambda *_: None
+    net = changed(training_step=step, on_train_batch_start=begin)
+    names(lambda: fit(tmp_path, net), *facts)
 
 
 def test_one_step_takes_too_few_arguments_for_several_loaders(tmp_path):
@@ -225,8 +231,8 @@ def with_scheduler(make, **methods):
     return changed(configure_optimizers=configure_optimizers, **methods)
 
 
-def test_a_scheduler_without_a_step(tmp_path):
-    names(lambda: fit(tmp_path, with_scheduler(Stepless)), "Stepless", "lr_scheduler_step")
+def test_a_scheduler_of_another_library(tmp_path):
+    """It has no method step: the module steps it."""
     fit(tmp_path, with_scheduler(Stepless, lr_scheduler_step=lambda self, *_: None))
     names(lambda: fit(tmp_path, with_scheduler(lambda _: {})), "lr_scheduler", "'scheduler'")
 

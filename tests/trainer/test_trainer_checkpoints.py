@@ -39,13 +39,6 @@ def test_a_checkpoint_watches_what_is_logged_at_the_epochs_end(tmp_path):
     )
 
 
-def test_best_is_that_of_the_module_s_own_callbacks(tmp_path):
-    model = small_net.make_net()
-    model.configure_callbacks = lambda: L.callbacks.ModelCheckpoint(tmp_path, monitor="v")
-    trainer = small_net.fitted(model, enable_checkpointing=True)
-    assert trainer.test(model, small_net.loaders()[1], ckpt_path="best", verbose=False)
-
-
 def test_fast_dev_run_leaves_the_users_checkpoint_callback(tmp_path):
     saver = L.callbacks.ModelCheckpoint(tmp_path / "none")
     trainer = small_net.fitted(
