@@ -9,6 +9,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
+from multigpu.launch.rendezvous import fail_together
 from multigpu.strategies import Strategy
 
 # The version of Lightning whose keys and names these are.
@@ -25,27 +26,21 @@ def write(
 
     Raises UserError, on all ranks, if the file cannot be written.
     """
-    problem = None
-    if strategy.is_global_zero:
-        if weights_only:
-            content = {
-                key: value for key, value in content.items() if key not in TRAINING_KEYS
-            }
+    if weights_only:
+        content = {key: value for key, value in content.items() if key not in TRAINING_KEYS}
+    # It ends with a barrier: no rank reads the file before it is complete.
+    with fail_together(strategy.world, strategy.gather_objects):
+        if not strategy.is_global_zero:
+            return
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with atomic(path) as temporary:
                 torch.save(content, temporary)
-        except UserError as error:
-            problem = str(error)
         except (OSError, RuntimeError) as error:
-            problem = (
+            raise UserError(
                 f"cannot write {path} ({error}): free some space there, "
                 "or give another dirpath or default_root_dir."
-            )
-    # The broadcast is also a barrier: no rank reads the file before it is complete.
-    problem = strategy.broadcast(problem)
-    if problem:
-        raise UserError(problem, already_reported=not strategy.is_global_zero)
+            ) from None
 
 
 def read(

@@ -11,7 +11,6 @@ import torch
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.trainer import dataloaders, epoch_outputs
-from multigpu.trainer.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.results import Reported
 from multigpu.trainer.run import Run
 from multigpu.trainer.step import takes_index
@@ -210,7 +209,7 @@ class EvaluationLoop:
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.run.strategy
-        uneven = self.uneven and hook not in ONCE_PER_EPOCH
+        uneven = self.uneven and ("_step" in hook or "_batch_" in hook)
         if uneven or len(set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
             what = "numbers of batches" if uneven else "shapes"
             raise UserError(

@@ -17,11 +17,6 @@ OUTSIDE_BATCH = frozenset(
     [f"on_{loop}_{when}" for loop in LOOPS for when in ("start", "epoch_start", "epoch_end")]
     + [f"{loop}_epoch_end" for loop in ("training", "validation", "test")]
 )
-# The hooks that every rank calls equally often, with any number of batches.
-ONCE_PER_EPOCH = OUTSIDE_BATCH | frozenset(
-    [f"on_predict_{when}" for when in ("start", "epoch_start", "epoch_end")]
-    + [f"on_{loop}_end" for loop in (*LOOPS, "predict")]
-)
 
 
 def check_hook_logs(hook: str, name: str) -> None:

@@ -271,8 +271,6 @@ def test_a_metric_that_is_not_logged(lightning, tmp_path, arguments, trainer):
         ({"mode": "mni"}, "'min'.*or 'max'"),
         ({"save_top_k": -2}, "-1 for all"),
         ({"save_top_k": 2}, "needs monitor"),
-        ({"every_n_epochs": -1}, "every_n_epochs=-1"),
-        ({"every_n_train_steps": -1}, "every_n_train_steps=-1"),
         ({"every_n_epochs": 1, "every_n_train_steps": 1}, "two ModelCheckpoints"),
     ],
 )

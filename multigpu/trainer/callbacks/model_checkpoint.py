@@ -90,11 +90,6 @@ class ModelCheckpoint(Callback):
             every_n_epochs = 1
         self.every_n_train_steps = every_n_train_steps or 0
         self.every_n_epochs = every_n_epochs or 0
-        for name in ("every_n_train_steps", "every_n_epochs"):
-            if (number := getattr(self, name)) < 0:
-                raise UserError(
-                    f"ModelCheckpoint({name}={number}): give 1 or more, or 0 for never."
-                )
         if self.every_n_train_steps and self.every_n_epochs:
             raise UserError(
                 "ModelCheckpoint accepts every_n_train_steps or every_n_epochs: for two "
