@@ -44,7 +44,6 @@ class FitLoop:
         self.results = run.log.results
         self.progress = run.state.progress
         self.automatic = run.module.automatic_optimization
-        # One rank has nobody to wait for.
         self.step: Step | None = None
         self.index = -1
         self.last = False
