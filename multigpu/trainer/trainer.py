@@ -330,6 +330,12 @@ class Trainer(Settings):
     predicting = property(lambda self: self.state.stage == "predict")
 
     @property
+    def is_last_batch(self) -> bool:
+        """Whether the running batch is the epoch's last: a manual scheduler steps there."""
+        loop = self.run and self.run.fit_loop
+        return bool(loop and loop.last)
+
+    @property
     def enable_validation(self) -> bool:
         loop = self.run and self.run.fit_loop
         return bool(loop and loop.data.validates)

@@ -60,6 +60,7 @@ def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
 def test_names_that_everyday_code_reads():
     class Logs(Net):
         def training_step(self, batch, batch_idx):
+            self.lasts = [*getattr(self, "lasts", []), self.trainer.is_last_batch]
             self.log_dict({"a": 1.0}, True)
             return super().training_step(batch, batch_idx)
 
@@ -67,7 +68,7 @@ def test_names_that_everyday_code_reads():
     stopping, bar = L.callbacks.EarlyStopping("v"), L.callbacks.TQDMProgressBar()
     run = trainer(callbacks=[stopping, bar], enable_progress_bar=None)
     run.fit(model, loader, loader)
-    assert run.progress_bar_metrics["a"] == 1.0
+    assert model.lasts == [False, True] and run.progress_bar_metrics["a"] == 1.0
     assert run.early_stopping_callback is stopping and run.progress_bar_callback is bar
     assert run.val_dataloaders is loader and run.strategy.root_device.type == "cpu"
     run.fit_loop.max_epochs = 3
