@@ -80,7 +80,6 @@ REFUSED = {
     "SimpleProfiler": PROFILER,
     # arguments of callbacks
     "process_position": "leave it out",
-    "leave": "leave it out",
     "log_rank_zero_only": "leave it out",
     "log_momentum": "log it in a Callback",
     "log_weight_decay": "log it in a Callback",

@@ -41,12 +41,13 @@ class TQDMProgressBar(ProgressBar):
 
     If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
     instead. The bar is drawn every `refresh_rate` batches (0: never), but at most ten times
-    per second.
+    per second. With `leave` the bars of all epochs stay on the screen, else the last one.
     """
 
-    def __init__(self, refresh_rate: int = 1, **refused: Any):
+    def __init__(self, refresh_rate: int = 1, leave: bool = False, **refused: Any):
         refuse_arguments("TQDMProgressBar", refused)
         self.refresh_rate = refresh_rate
+        self._leave = leave
         self._bar: tqdm | None = None  # None while no loop runs
         self._batches_done = 0
         self._next_drawing = 0.0
@@ -115,7 +116,7 @@ class TQDMProgressBar(ProgressBar):
 
     def _open(self, trainer: Trainer, description: str, name: str) -> None:
         if self._bar is not None:
-            self._bar.leave = False  # the next bar takes its line
+            self._bar.leave = self._leave  # else the next bar takes its line
         self._close()
         if not (self.refresh_rate and trainer.is_global_zero and _can_draw()):
             return
