@@ -27,9 +27,9 @@ def states(L, folder, stage):
     def method(name):
         def look(self, trainer, *args, **keywords):
             state = trainer.state
-            stage = state.stage and str(state.stage.value if L is not ours else state.stage)
+            stage = getattr(state.stage, "value", state.stage)  # Lightning's is an enum
             flags = (trainer.training, trainer.validating, trainer.testing, trainer.predicting)
-            seen.append((name, str(state.fn == "fit"), stage, flags))
+            seen.append((name, state.fn == "fit", stage, flags))
 
         return look
 
