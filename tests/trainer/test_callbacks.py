@@ -104,20 +104,6 @@ def test_one_rank_stops_all(capsys):
     assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("change", [{"sanity_checking": True}, {"stage": "validate"}], ids=str)
-def test_early_stopping_ignores_other_validations(change):
-    trainer = fake(
-        strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all=True: True),
-        callback_metrics={"a": torch.tensor(1.0)},
-        state=SimpleNamespace(fn=change.pop("stage", "fit")),
-        **change,
-    )
-    stopping = callbacks.EarlyStopping("a")
-    stopping.setup(trainer, None, "fit")
-    stopping.on_train_epoch_end(trainer, None)
-    assert not trainer.should_stop
-
-
 # ---- LearningRateMonitor --------------------------------------------------------------------
 
 

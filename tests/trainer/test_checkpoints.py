@@ -138,16 +138,6 @@ def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
         assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
 
 
-def test_the_sanity_check_saves_nothing(tmp_path):
-    trainer = fake(
-        global_step=3, callback_metrics={"a": torch.tensor([1.0])}, sanity_checking=True
-    )
-    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
-    checkpoint.on_validation_end(trainer, None)
-    checkpoint.on_train_epoch_end(trainer, None)
-    assert not trainer.saved
-
-
 # ---- states ---------------------------------------------------------------------------------
 
 
