@@ -4,8 +4,8 @@ The names of the Trainer's arguments, of callbacks, loggers, functions and metho
 REFUSED. A program that needs one of them runs with Lightning itself.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from multigpu.errors import UserError, unsupported
 
@@ -139,12 +139,16 @@ def refused_method(name: str) -> Callable[..., NoReturn]:
     return lambda *args, **keywords: refuse(name)
 
 
-def refuse_arguments(what: str, arguments: Iterable[str]) -> None:
-    """Raise the error for arguments that `what`, a class or method, does not have."""
-    for name in arguments:
-        if name in REFUSED:
+def refuse_arguments(what: str, arguments: Mapping[str, Any]) -> None:
+    """Raise the error for arguments that `what`, a class or method, does not have.
+
+    One of Lightning's that is None, False or 0 asks for nothing, and is accepted.
+    """
+    for name, value in arguments.items():
+        if name not in REFUSED:
+            raise TypeError(f"{what} has no argument {name!r}")
+        if value:
             refuse(name, what)
-        raise TypeError(f"{what} has no argument {name!r}")
 
 
 def refused_names(module: str) -> Callable[[str], type]:

@@ -154,6 +154,7 @@ def test_mistakes_with_tensorboard(lightning, tmp_path):
     for name in ("log_graph", "default_hp_metric", "sub_dir"):
         with pytest.raises(UserError, match=f"{name} in|{name}:"):
             TensorBoardLogger(tmp_path, **{name: True})
+        TensorBoardLogger(tmp_path, **{name: False}).log_metrics({"a": 1.0}, 1)
 
 
 def test_without_tensorboard(tmp_path, monkeypatch):

@@ -33,7 +33,8 @@ class TensorBoardLogger(FolderLogger):
         **kwargs: Any,
     ):
         super().__init__(save_dir, name, version, prefix)
-        refuse_arguments("TensorBoardLogger", REFUSED.keys() & kwargs.keys())
+        refused = {name: kwargs.pop(name) for name in REFUSED.keys() & kwargs.keys()}
+        refuse_arguments("TensorBoardLogger", refused)
         self._kwargs = kwargs
 
     def _open(self) -> SummaryWriter:
