@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multigpu import devices as compute_devices
 from multigpu.errors import UserError, did_you_mean, pluralize
@@ -11,20 +11,14 @@ from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.trainer.refused import REFUSED, refuse
 
-if TYPE_CHECKING:
-    pass
-
 # Old name → today's name. The values mean the same.
 RENAMED = {
     "replace_sampler_ddp": "use_distributed_sampler",
     "nb_gpu_nodes": "num_nodes",
     "num_processes": "devices",
 }
-# What accelerator could be in Lightning before 1.5 → today's arguments.
-OLD_ACCELERATORS = {
-    name: {"strategy": name, "accelerator": "auto"}
-    for name in ("dp", "ddp", "ddp2", "ddp_spawn", "horovod")
-} | {"ddp_cpu": {"strategy": "ddp_spawn", "accelerator": "cpu"}}
+# What accelerator could be in Lightning before 1.5.
+OLD_ACCELERATORS = ("dp", "ddp", "ddp2", "ddp_spawn", "horovod")
 
 
 def translate_old_names(
@@ -36,7 +30,7 @@ def translate_old_names(
 ) -> dict[str, Any]:
     """Return today's arguments for old ones, such as gpus=2, and print a hint with both.
 
-    old      the arguments whose names are not today's; accelerator can also be an old value
+    old      the arguments whose names are not today's
     known    today's names
 
     Raises UserError for an unsupported or unknown name, for a `gpus` that contradicts
@@ -44,13 +38,11 @@ def translate_old_names(
     """
     translated: dict[str, Any] = {}
     if accelerator in OLD_ACCELERATORS:
-        old = {"accelerator": accelerator, **old}
-        translated |= OLD_ACCELERATORS[accelerator]
-        accelerator = translated["accelerator"]
-    _check_one_strategy(old.get("distributed_backend"), translated.get("strategy"), strategy)
+        raise UserError(
+            f"accelerator is {accelerator!r}, as before Lightning 1.5: give "
+            f"strategy={accelerator!r}, and accelerator='cpu', 'gpu' or 'vgpu'."
+        )
     for name, value in old.items():
-        if name == "accelerator":
-            continue
         if name == "gpus":
             if value is None:
                 continue
@@ -63,6 +55,11 @@ def translate_old_names(
             if value:
                 translated["devices"] = value
         elif name == "distributed_backend":
+            if strategy not in ("auto", value or strategy):
+                raise UserError(
+                    "distributed_backend and strategy name different strategies: give "
+                    "strategy only."
+                )
             if value is not None:
                 translated["strategy"] = value
         elif name in RENAMED:
@@ -83,22 +80,6 @@ def translate_old_names(
     if virtual:
         translated["accelerator"] = "vgpu"
     return translated
-
-
-def _check_one_strategy(
-    backend: str | None, accelerator: str | None, strategy: str | Strategy
-) -> None:
-    """Raise UserError if arguments name different strategies: one would be left out."""
-    given = {
-        "distributed_backend": backend,
-        "accelerator": accelerator,
-        "strategy": None if strategy == "auto" else strategy,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(set(given.values())) > 1:
-        raise UserError(
-            f"{' and '.join(given)} name different strategies: give strategy only."
-        )
 
 
 def _gpu_count() -> int:

@@ -8,6 +8,7 @@ from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.refused import refuse
 from multigpu.trainer.run import Run
 
 REQUIRED = {
@@ -24,17 +25,8 @@ REMOVED = {
     "on_batch_end": "on_train_batch_end",
     "on_pretrain_routine_start": "on_fit_start",
     "on_pretrain_routine_end": "on_fit_start",
-    "on_init_start": "setup",
-    "on_init_end": "setup",
-    "on_before_accelerator_backend_setup": "setup",
-    "on_configure_sharded_model": "setup",
     "configure_sharded_model": "configure_model",
     "on_keyboard_interrupt": "on_exception",
-    "tbptt_split_batch": "training_step, with manual optimization",
-    "get_progress_bar_dict": "get_metrics of a ProgressBar",
-    "on_validation_model_eval": "on_validation_start",
-    "on_validation_model_train": "on_validation_end",
-    "on_validation_model_zero_grad": "on_validation_start",
 }
 
 
@@ -55,25 +47,20 @@ def check_model(stage: str, model: Any) -> None:
             f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a "
             f"subclass of multigpu.trainer.LightningModule."
         )
+    if hasattr(model, "configure_callbacks"):
+        refuse("configure_callbacks", type(model).__name__)
     for name in REQUIRED[stage]:
         if not is_overridden(name, model, LightningModule):
             raise UserError(
                 f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
             )
-    if stage == "predict":
-        _check_prediction(model)
-
-
-def _check_prediction(model: LightningModule) -> None:
-    """Raises UserError if the model has neither predict_step nor forward."""
-    name = type(model).__name__
-    if model.predict_step is None:
-        raise UserError(f"{name}.predict_step is None: write it, or leave it out.")
-    has_step = is_overridden("predict_step", model, LightningModule)
-    if not has_step and not is_overridden("forward", model, LightningModule):
+    can_predict = any(
+        is_overridden(name, model, LightningModule) for name in ("predict_step", "forward")
+    )
+    if stage == "predict" and not can_predict:
         raise UserError(
-            f"{name} has no predict_step and no forward, and trainer.predict needs one of "
-            f"them: write it."
+            f"{type(model).__name__} has no predict_step and no forward, and trainer.predict "
+            f"needs one of them: write it."
         )
 
 

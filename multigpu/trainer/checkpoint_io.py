@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.launch.world import is_rank_zero
+from multigpu.launch.rendezvous import fail_together
 from multigpu.strategies import Strategy
 
 # The version of Lightning whose keys and names these are.
@@ -27,27 +26,21 @@ def write(
 
     Raises UserError, on all ranks, if the file cannot be written.
     """
-    problem = None
-    if strategy.is_global_zero:
-        if weights_only:
-            content = {
-                key: value for key, value in content.items() if key not in TRAINING_KEYS
-            }
+    if weights_only:
+        content = {key: value for key, value in content.items() if key not in TRAINING_KEYS}
+    # It ends with a barrier: no rank reads the file before it is complete.
+    with fail_together(strategy.world, strategy.gather_objects):
+        if not strategy.is_global_zero:
+            return
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with atomic(path) as temporary:
                 torch.save(content, temporary)
-        except UserError as error:
-            problem = str(error)
         except (OSError, RuntimeError) as error:
-            problem = (
+            raise UserError(
                 f"cannot write {path} ({error}): free some space there, "
                 "or give another dirpath or default_root_dir."
-            )
-    # The broadcast is also a barrier: no rank reads the file before it is complete.
-    problem = strategy.broadcast(problem)
-    if problem:
-        raise UserError(problem, already_reported=not strategy.is_global_zero)
+            ) from None
 
 
 def read(
@@ -90,44 +83,10 @@ def read(
 def load_weights(
     module: torch.nn.Module, content: dict[str, Any], path: str | Path, strict: bool
 ) -> None:
-    """Load content["state_dict"] into `module`: all weights, or none.
-
-    Warns if there are none. If a tensor does not fit, raises UserError with the name of the
-    first one. The module is then unchanged.
-    """
-    saved = content["state_dict"]
-    if not saved and is_rank_zero():
-        warnings.warn(f"the state dict in {path} contains no parameters.", stacklevel=3)
-    # load_state_dict copies the tensors that fit before it raises an error for the others.
-    previous = {
-        key: value.clone()
-        for key, value in module.state_dict().items()
-        if isinstance(value, torch.Tensor) and not is_lazy(value)
-    }
+    """Load content["state_dict"] into `module`. Raises UserError if a tensor does not fit."""
     try:
-        module.load_state_dict(saved, strict=strict)
+        module.load_state_dict(content["state_dict"], strict=strict)
     except RuntimeError as error:
-        module.load_state_dict(previous, strict=False)
-        difference = _first_difference(saved, previous) or str(error)
-        raise UserError(
-            f"{path} does not fit {type(module).__name__}: {difference}."
-        ) from None
-
-
-def _first_difference(saved: dict[str, Any], own: dict[str, Any]) -> str:
-    saved_shapes = _shapes(saved)
-    own_shapes = _shapes(own)
-    for key in {**own_shapes, **saved_shapes}:
-        in_file = saved_shapes.get(key, "missing")
-        in_module = own_shapes.get(key, "missing")
-        if in_file != in_module:
-            return f"{key} is {in_file} in the file and {in_module} in the module"
-    return ""
-
-
-def _shapes(state: dict[str, Any]) -> dict[str, str]:
-    return {
-        key: str(tuple(value.shape))
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
+        title, *tensors = str(error).splitlines()
+        first = tensors[0].strip() if tensors else title
+        raise UserError(f"{path} does not fit {type(module).__name__}: {first}") from None

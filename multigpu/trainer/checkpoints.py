@@ -66,7 +66,7 @@ def _progress(run: Run) -> dict[str, Any]:
     """What an exact resume needs beside Lightning's keys."""
     fit = run.fit_loop
     random = (random_states(), fit.epoch_start_states if fit else None)
-    metrics = run.log.callback_metrics()
+    metrics = run.state.metrics.callback
     # At an epoch's end ReduceLROnPlateau steps after all callbacks have saved. A resumed run
     # must do that step, and needs the metrics for it.
     monitored = {config.monitor for config in run.schedulers if config.reduce_on_plateau}

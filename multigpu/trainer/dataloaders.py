@@ -6,7 +6,6 @@ once, and the user's order is kept.
 """
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,42 +35,25 @@ def find(run: Run, name: str) -> Any:
     """
     loader = run.find_loader(name)
     if run.settings.overfit_batches and run.state.fn == "fit":
-        loader = _in_order(run, name, loader)
+        if isinstance(loader, (list, tuple, Mapping)):
+            loader = [_in_order(run, name, each) for each in as_list(loader)]
+        else:
+            loader = _in_order(run, name, loader)
     run.state.loaders[name] = loader
     return loader
 
 
-def _in_order(run: Run, name: str, loaders: Any) -> Any:
-    """Return the loaders with their rows in order, so that overfit_batches repeats batches."""
-    shuffled = False
-
-    def in_order(loader: Any) -> Any:
-        nonlocal shuffled
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-            return loader
-        if isinstance(loader.sampler, SequentialSampler):
-            return loader
-        shuffled = True
-        return _with_sampler(loader, SequentialSampler(loader.dataset))
-
-    several = isinstance(loaders, (list, tuple, Mapping))
-    ordered = list(map(in_order, as_list(loaders))) if several else in_order(loaders)
-    if shuffled:
-        run.state.warn_once(
-            f"You requested to overfit but enabled {name} dataloader shuffling: its rows are "
-            f"read in order, so that each epoch has the same batches."
-        )
-    return ordered
-
-
-class SamplerLength:
-    """The data set that DistributedSampler gets: it has only the sampler's length."""
-
-    def __init__(self, sampler: Any):
-        self.sampler = sampler
-
-    def __len__(self) -> int:
-        return len(self.sampler)
+def _in_order(run: Run, name: str, loader: Any) -> Any:
+    """Return the loader with its rows in order, so that overfit_batches repeats batches."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if isinstance(loader.sampler, SequentialSampler):
+        return loader
+    run.state.warn_once(
+        f"You requested to overfit but enabled {name} dataloader shuffling: its rows are "
+        f"read in order, so that each epoch has the same batches."
+    )
+    return _with_sampler(loader, SequentialSampler(loader.dataset))
 
 
 class ShardedSampler(DistributedSampler):
@@ -81,7 +63,7 @@ class ShardedSampler(DistributedSampler):
     """
 
     def __init__(self, sampler: Any, num_shards: int, index: int):
-        super().__init__(SamplerLength(sampler), num_shards, index, shuffle=False)
+        super().__init__(range(len(sampler)), num_shards, index, shuffle=False)
         self.original = sampler
 
     def __iter__(self) -> Iterator:
@@ -238,10 +220,9 @@ def limit_batches(batches: float, limit: int | float | None, name: str) -> float
                 f"number of batches."
             )
         if limit and batches and batches * limit < 1:
-            digits = len(str(batches)) + 1
-            least = math.ceil(10**digits / batches) / 10**digits
             raise UserError(
-                f"{name}={limit} of {batches} batches is less than one: give at least {least}."
+                f"{name}={limit} of {batches} batches is less than one: give a number of "
+                f"batches."
             )
         return int(batches * limit)
     return min(batches, limit)

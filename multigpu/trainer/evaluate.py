@@ -4,6 +4,7 @@ The metrics are reduced over the ranks at the epoch's end.
 """
 
 import inspect
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,28 +12,40 @@ import torch
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.trainer import dataloaders, epoch_outputs
-from multigpu.trainer.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.results import Reported
 from multigpu.trainer.run import Run
-from multigpu.trainer.state import RunningStage
 from multigpu.trainer.step import takes_index
 
 # Stage → its part of the hooks' names, as in on_validation_start.
 PREFIX = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
+@dataclass
+class Share:
+    """This rank's share of a dataloader.
+
+    loader         its shard; the user's loader, if that was not sharded
+    sharded        False: each rank gets all batches
+    limit          the number of batches that this rank evaluates
+    seen_batches   the number of batches over all runs: the loggers' x axis
+    outputs        what predict_step returned, if it is kept
+    """
+
+    loader: Any
+    sharded: bool
+    limit: float
+    seen_batches: int = 0
+    outputs: list = field(default_factory=list)
+
+
 class EvaluationLoop:
     """Runs one of the three stages over one or several dataloaders.
 
-    stage         "validate", "test" or "predict"
-    prefix        the stage's part of the hooks' names
-    loaders       this rank's shards of the dataloaders
-    sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
-    limits        per dataloader: the number of batches that this rank evaluates
-    is_empty      whether there is no batch on any rank: no hook is then called
-    uneven        whether some ranks get one batch more than others
-    seen_batches  per dataloader: the number of batches over all runs, the loggers' x axis
-    outputs       per dataloader: what predict_step returned on this rank, if it is kept
+    stage      "validate", "test" or "predict"
+    prefix     the stage's part of the hooks' names
+    shares     this rank's share of each dataloader
+    is_empty   whether there is no batch on any rank: no hook is then called
+    uneven     whether some ranks get one batch more than others
     """
 
     def __init__(self, run: Run, stage: str, loaders: list, keeps_outputs: bool = False):
@@ -41,49 +54,44 @@ class EvaluationLoop:
         self.prefix = PREFIX[stage]
         self.step_name = f"{self.prefix}_step"
         self.several = len(loaders) > 1
-        self.loaders = [
-            dataloaders.prepare_for_rank(run.settings, run.strategy, loader, training=False)
-            for loader in loaders
-        ]
+        self.keeps_outputs = keeps_outputs
         uses_sampler = run.settings.use_distributed_sampler
         self.num_shards, self.shard_index = run.strategy.shard if uses_sampler else (1, 0)
-        self.sharded = [
-            self.num_shards > 1 and shard is not whole
-            for whole, shard in zip(loaders, self.loaders, strict=True)
-        ]
         self.epoch_outputs = None
         if stage != "predict":
             name = f"{self.prefix}_epoch_end"
             self.epoch_outputs = epoch_outputs.collect(run.module, name, len(loaders))
-        self.outputs: list[list] | None = [[] for _ in loaders] if keeps_outputs else None
         self.uneven = False
         self.is_empty = True
-        self.seen_batches = [0] * len(loaders)
-        self.limits = list(map(self._limit, loaders, self.sharded))
+        self.shares = [self._share(loader) for loader in loaders]
         self.results = run.new_results(training=False)
-        run.state.num_batches["val" if stage == "validate" else stage] = self.limits
+        limits = [share.limit for share in self.shares]
+        run.state.num_batches["val" if stage == "validate" else stage] = limits
 
-    def _limit(self, loader: Any, sharded: bool) -> float:
-        """The number of this rank's batches of a dataloader."""
-        settings = self.run.settings
+    def _share(self, whole: Any) -> Share:
+        """This rank's share of the user's dataloader."""
+        run = self.run
+        settings = run.settings
+        loader = dataloaders.prepare_for_rank(settings, run.strategy, whole, training=False)
         validates = self.stage == "validate"
         name = "limit_val_batches" if validates else f"limit_{self.stage}_batches"
         limit = getattr(settings, name)
         if settings.overfit_batches and validates:
             name = "overfit_batches"
-        batches = dataloaders.limit_batches(dataloaders.num_batches(loader), limit, name)
+        batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
         self.is_empty &= batches == 0
-        if not sharded:
-            return batches
+        if self.num_shards == 1 or loader is whole:
+            return Share(loader, sharded=False, limit=batches)
         if 0 < batches < self.num_shards and self.epoch_outputs is not None:
             raise UserError(
                 f"{self.epoch_outputs.name} needs the outputs of each rank, but {self.stage} "
                 f"has {pluralize(int(batches), 'batch')} for {self.num_shards} ranks: give a "
                 f"smaller batch_size.",
-                already_reported=not self.run.strategy.is_global_zero,
+                already_reported=not run.strategy.is_global_zero,
             )
         self.uneven |= int(batches) % self.num_shards != 0
-        return len(range(self.shard_index, int(batches), self.num_shards))
+        limit = len(range(self.shard_index, int(batches), self.num_shards))
+        return Share(loader, sharded=True, limit=limit)
 
     def evaluate(self, sanity_steps: float | None = None) -> list[dict[str, Any]]:
         """Evaluate, and return the metrics of each dataloader; [] if there are no batches.
@@ -97,8 +105,8 @@ class EvaluationLoop:
         outer_results = run.log.results
         outer_stage = run.state.stage
         run.log.results = self.results
-        if outer_stage == RunningStage.TRAINING:
-            run.state.stage = RunningStage.VALIDATING
+        if outer_stage == "train":
+            run.state.stage = "validate"
         run.evaluation = self
         modes = {part: part.training for part in module.modules()}
         module.eval()
@@ -119,13 +127,11 @@ class EvaluationLoop:
         run.hooks.call(f"on_{self.prefix}_start")
         run.hooks.call(f"on_{self.prefix}_epoch_start")
         self._look_up()
-        for number, loader in enumerate(self.loaders):
-            limit = self.limits[number]
-            if sanity_steps is not None:
-                limit = min(limit, sanity_steps)
-            dataloaders.start_epoch(loader, run.state.progress.current_epoch)
+        for number, share in enumerate(self.shares):
+            limit = share.limit if sanity_steps is None else min(share.limit, sanity_steps)
+            dataloaders.start_epoch(share.loader, run.state.progress.current_epoch)
             if limit:
-                for index, batch in enumerate(loader):
+                for index, batch in enumerate(share.loader):
                     self._evaluate_batch(batch, index, number)
                     if index + 1 >= limit:
                         break
@@ -136,7 +142,7 @@ class EvaluationLoop:
         run.hooks.call(f"on_{self.prefix}_epoch_end")
         reported = self.results.epoch_metrics()
         metrics.update(reported)
-        if run.state.stage != RunningStage.SANITY_CHECKING and self.stage != "predict":
+        if run.state.stage != "sanity_check" and self.stage != "predict":
             run.log.send(reported)
         run.hooks.call(f"on_{self.prefix}_end")
         self.results.reset()
@@ -153,17 +159,17 @@ class EvaluationLoop:
         takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
         if self.several and len(parameters) == 2 and not takes_any:
             raise UserError(
-                f"there are {len(self.loaders)} dataloaders, but {self.step_name} takes "
+                f"there are {len(self.shares)} dataloaders, but {self.step_name} takes "
                 f"(batch, batch_idx): add a third argument, dataloader_idx."
             )
 
     def _evaluate_batch(self, batch: Any, index: int, number: int) -> None:
-        """Evaluate batch `index` of the dataloader `number`, counted in this rank's shard."""
+        """Evaluate batch `index` of this rank's share of the dataloader `number`."""
         run = self.run
-        if self.sharded[number]:  # its index in the whole dataloader
+        share = self.shares[number]
+        batch_idx = index
+        if share.sharded:  # its index in the whole dataloader
             batch_idx = index * self.num_shards + self.shard_index
-        else:
-            batch_idx = index
         batch = run.transfer(batch, number)
         self.results.start_batch(batch, number if self.several else None)
         arguments = (batch, batch_idx, number) if self.several else (batch, batch_idx)
@@ -176,28 +182,27 @@ class EvaluationLoop:
         run.hooks.call(f"on_{self.prefix}_batch_end", output, *arguments)
         if self.epoch_outputs is not None:
             self.epoch_outputs.add(output, number)
-        if self.outputs is not None:
-            self.outputs[number].append(to_cpu(output))
-        if self.stage != "predict" and run.state.stage != RunningStage.SANITY_CHECKING:
+        if self.keeps_outputs:
+            share.outputs.append(to_cpu(output))
+        if self.stage != "predict" and run.state.stage != "sanity_check":
             if self.results.any_fresh:
                 run.state.metrics.update(self.results.step_metrics(exchange=False))
             if self.results.last:
                 reported = self.results.last_step_metrics()
-                run.log.send(reported, batch=self.seen_batches[number])
-            self.seen_batches[number] += 1
+                run.log.send(reported, batch=share.seen_batches)
+            share.seen_batches += 1
 
     def predictions(self) -> list | None:
         """The kept outputs of all batches, in order, on every rank; None if none are kept.
 
         One list per dataloader if there are several.
         """
-        if self.outputs is None or self.is_empty:
+        if not self.keeps_outputs or self.is_empty:
             return None
-        of_ranks = self.run.strategy.gather_objects(self.outputs)
         predictions = []
-        for number, sharded in enumerate(self.sharded):
-            lists = [outputs[number] for outputs in of_ranks]
-            if sharded:
+        for share in self.shares:
+            lists = self.run.strategy.gather_objects(share.outputs)
+            if share.sharded:
                 total = sum(map(len, lists))
                 ordered = [
                     lists[index % self.num_shards][index // self.num_shards]
@@ -211,18 +216,14 @@ class EvaluationLoop:
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.run.strategy
-        if self.uneven and hook not in ONCE_PER_EPOCH:
-            why = "different numbers of batches, so a rank would wait forever"
-        elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
-            why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
-        else:
-            return
-        raise UserError(
-            f"self.all_gather cannot run in {self.stage}: the ranks have {why}. Call it at "
-            f"the epoch's end, or give all {strategy.world.size} ranks the same number of "
-            f"batches of one shape.",
-            already_reported=not strategy.is_global_zero,
-        )
+        uneven = self.uneven and ("_step" in hook or "_batch_" in hook)
+        if uneven or len(set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
+            what = "numbers of batches" if uneven else "shapes"
+            raise UserError(
+                f"self.all_gather in {self.stage}: the ranks have different {what}. "
+                f"Call it at the epoch's end, with tensors of one shape.",
+                already_reported=not strategy.is_global_zero,
+            )
 
     def _by_dataloader(self, reported: Reported) -> list[dict[str, Any]]:
         """Return each dataloader's metrics, with those that belong to no dataloader."""
@@ -232,5 +233,5 @@ class EvaluationLoop:
                 for name, value in reported.logger.items()
                 if reported.loaders.get(name) in (None, number)
             }
-            for number in range(len(self.loaders))
+            for number in range(len(self.shares))
         ]

@@ -12,6 +12,7 @@ from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import checkpoints, dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.fit_data import FitData
+from multigpu.trainer.refused import refuse
 from multigpu.trainer.run import Run
 from multigpu.trainer.settings import Settings
 from multigpu.trainer.state import State
@@ -43,7 +44,6 @@ class FitLoop:
         self.results = run.log.results
         self.progress = run.state.progress
         self.automatic = run.module.automatic_optimization
-        # One rank has nobody to wait for.
         self.step: Step | None = None
         self.index = -1
         self.last = False
@@ -93,12 +93,11 @@ class FitLoop:
         run.strategy.start_epoch(run.model)
         for batch, index, last in self.batches():
             self.index, self.last = index, last
-            goes_on = self.train_batch(batch, index, last)
-            interrupt = self._end_batch(goes_on)
-            if interrupt:
+            self.train_batch(batch, index, last)
+            if self._end_batch():
                 self._save_and_interrupt()
                 return
-            if not goes_on or self._is_done_within_epoch():
+            if self._is_done_within_epoch():
                 break
         if not self.together:
             interrupt, stop, _ = run.strategy.agree_after_epoch(self._flags())
@@ -182,8 +181,7 @@ class FitLoop:
 
     # ---- a batch ---------------------------------------------------------------------------
 
-    def train_batch(self, batch: Any, index: int, last: bool) -> bool:
-        """Train on a batch. Returns False if on_train_batch_start ends the epoch."""
+    def train_batch(self, batch: Any, index: int, last: bool) -> None:
         run = self.run
         step = self.step
         self.batches_done = index + 1
@@ -192,9 +190,7 @@ class FitLoop:
         batch = run.transfer(batch)
         self.results.start_batch(batch)
         if run.hooks.call("on_train_batch_start", batch, index) == -1:
-            self.step_schedulers("step")
-            self.step_schedulers("epoch")
-            return False
+            refuse("on_train_batch_start that returns -1")
         with run.log.within("training_step"):
             if not self.automatic:
                 output = step.forward(batch, index)
@@ -212,7 +208,6 @@ class FitLoop:
         self._report(outputs, batch, index, steps)
         if self.epoch_outputs is not None:
             self.epoch_outputs.add(outputs or None)
-        return True
 
     def _report(self, outputs: dict, batch: Any, index: int, steps: bool) -> None:
         """Give logged values to callbacks and, every log_every_n_steps steps, to loggers."""
@@ -240,15 +235,12 @@ class FitLoop:
             # otherwise be lost.
             run.log.send(results.last_step_metrics())
 
-    def _end_batch(self, trained: bool) -> int:
-        """Validate if it is due. Returns 1 if any rank has received a SIGTERM, else 0.
-
-        trained   False if the epoch ends with this batch, on which nothing was trained
-        """
+    def _end_batch(self) -> int:
+        """Validate if it is due. Returns 1 if any rank has received a SIGTERM, else 0."""
         interrupt = 0
         if self.together:  # before the validation, which a rank must not begin alone
             interrupt = self._agree()
-        validated = trained and self._finish_batch()
+        validated = self._finish_batch()
         if validated or not self.together:
             interrupt = self._agree()
         return interrupt

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from multigpu.nested import map_tensors
 
+NO_DATALOADER = "there is no such method: write it, or give the dataloaders to the Trainer."
+
 
 class DataHooks:
     """The hooks for data, which LightningModule and LightningDataModule share.
@@ -34,16 +36,16 @@ class DataHooks:
         """Called on a data module before the Trainer raises `exception`."""
 
     def train_dataloader(self) -> Any:
-        raise _no_dataloader(self, "train")
+        raise NotImplementedError(NO_DATALOADER)
 
     def val_dataloader(self) -> Any:
-        raise _no_dataloader(self, "val")
+        raise NotImplementedError(NO_DATALOADER)
 
     def test_dataloader(self) -> Any:
-        raise _no_dataloader(self, "test")
+        raise NotImplementedError(NO_DATALOADER)
 
     def predict_dataloader(self) -> Any:
-        raise _no_dataloader(self, "predict")
+        raise NotImplementedError(NO_DATALOADER)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch
@@ -55,15 +57,6 @@ class DataHooks:
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch
-
-
-def _no_dataloader(owner: DataHooks, name: str) -> NotImplementedError:
-    """In Lightning 1.x, self.train_dataloader() also returned the loader given to fit."""
-    return NotImplementedError(
-        f"{type(owner).__name__} has no {name}_dataloader: write it; in a run, "
-        f"trainer.num_{'training' if name == 'train' else name}_batches has the number of "
-        f"batches, and trainer.estimated_stepping_batches that of all steps."
-    )
 
 
 class ModuleHooks(DataHooks):

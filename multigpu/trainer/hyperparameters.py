@@ -1,19 +1,14 @@
 """save_hyperparameters(): keep the arguments of __init__, for checkpoints and loggers."""
 
-import copy
 import inspect
 import pickle
 import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import nn
-
-from multigpu.errors import UserError, did_you_mean
+from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 
 if TYPE_CHECKING:
@@ -29,15 +24,14 @@ class AttributeDict(dict):
         if name in self:
             return self[name]
         known = ", ".join(map(str, self)) or "none"
-        hint = did_you_mean(name, self) or f"there are {known}"
-        raise AttributeError(f"there is no hyperparameter {name!r}; {hint}")
+        raise AttributeError(f"there is no hyperparameter {name!r}; there are {known}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
 
 class HyperparametersMixin:
-    """Gives a class save_hyperparameters(), hparams and hparams_initial."""
+    """Gives a class save_hyperparameters() and hparams."""
 
     # Whether loggers get the hyperparameters, and the name of the argument that contained
     # them. These attributes have Lightning's names.
@@ -48,14 +42,12 @@ class HyperparametersMixin:
         self,
         *args: Any,
         ignore: str | Iterable[str] | None = None,
-        frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
         """Keep the arguments of __init__ in `hparams`. Call it in __init__.
 
         args     the names of the arguments to keep (default: all), or one dict or Namespace
         ignore   the names of arguments to leave out
-        frame    the frame of __init__, if __init__ calls this method through another function
         logger   whether loggers get the hyperparameters
 
         If a subclass's __init__ called this class's, the arguments of both are kept. The
@@ -65,7 +57,7 @@ class HyperparametersMixin:
         one dict or Namespace.
         """
         self._log_hyperparams = logger
-        arguments = _init_arguments(self, frame or inspect.currentframe().f_back)
+        arguments = _init_arguments(self)
         ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
         for name in ignored:
             arguments.pop(name, None)
@@ -87,9 +79,6 @@ class HyperparametersMixin:
         # A base class may have kept an argument that this class ignores.
         for name in ignored:
             self.hparams.pop(name, None)
-        self._hparams_initial = AttributeDict(
-            {name: _copy(name, value) for name, value in self.hparams.items()}
-        )
 
     @property
     def hparams(self) -> AttributeDict:
@@ -105,30 +94,24 @@ class HyperparametersMixin:
             f"self.save_hyperparameters(hparams) instead."
         )
 
-    @property
-    def hparams_initial(self) -> AttributeDict:
-        """A copy of the hyperparameters as they were saved."""
-        return copy.deepcopy(vars(self).get("_hparams_initial", AttributeDict()))
-
 
 def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """The arguments with these names; all arguments if `names` is empty."""
     for name in names:
         if name not in arguments:
             known = ", ".join(arguments) or "none"
-            hint = did_you_mean(name, arguments) or f"there are {known}."
             raise UserError(
-                f"save_hyperparameters({name!r}): __init__ has no such argument: {hint}"
+                f"save_hyperparameters({name!r}): __init__ has no such argument: give one of "
+                f"{known}."
             )
     return {name: arguments[name] for name in names} if names else arguments
 
 
-def _init_arguments(obj: object, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of each __init__ of `obj` in this frame and its callers."""
-    if is_dataclass(obj):
-        return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
+def _init_arguments(obj: object) -> dict[str, Any]:
+    """The arguments of each __init__ of `obj` that is running."""
     arguments: dict[str, Any] = {}
     inside = False
+    frame = inspect.currentframe()
     while frame is not None:
         names, _, keywords, values = inspect.getargvalues(frame)
         is_init = frame.f_code.co_name == "__init__"
@@ -141,23 +124,6 @@ def _init_arguments(obj: object, frame: FrameType | None) -> dict[str, Any]:
             break
         frame = frame.f_back
     return arguments
-
-
-def _copy(name: str, value: Any) -> Any:
-    """A deep copy of the hyperparameter. Raises UserError if it cannot be copied."""
-    if isinstance(value, nn.Module):
-        warnings.warn(
-            f"the hyperparameter {name!r} is a module, and checkpoints contain its weights: "
-            f"leave it out with save_hyperparameters(ignore=[{name!r}]).",
-            stacklevel=4,
-        )
-    try:
-        return copy.deepcopy(value)
-    except Exception as error:
-        raise UserError(
-            f"the hyperparameter {name!r} cannot be copied ({error}): "
-            f"leave it out with save_hyperparameters(ignore=[{name!r}])."
-        ) from None
 
 
 def drop_unpicklable(part: HyperparametersMixin) -> None:
@@ -180,7 +146,7 @@ def log_hyperparameters(run: "Run") -> None:
     hparams: dict[str, Any] = {}
     for part in (run.datamodule, run.module):
         if part is not None and part._log_hyperparams:
-            hparams |= part.hparams_initial
+            hparams |= part.hparams
     for logger in run.loggers:
         if hparams:
             logger.log_hyperparams(hparams)

@@ -68,13 +68,6 @@ class Log:
         finally:
             attributes["_log_context"] = previous
 
-    def callback_metrics(self) -> dict[str, Any]:
-        """All newest values, with those that the running hook has just logged on this rank."""
-        hook = self.module.__dict__["_log_context"].hook
-        metrics = self.state.metrics.callback
-        metrics.update(self.results.unreported(hook))
-        return metrics
-
     def send(self, reported: Reported, offset: int = 0, batch: int | None = None) -> None:
         """Give the values to the loggers, as of the step `batches_that_stepped` + `offset`.
 
@@ -92,6 +85,6 @@ class Log:
             step = int(values.pop("step"))
         else:
             step = progress.batches_that_stepped + offset
-            values = {"epoch": progress.current_epoch} | values
+            values.setdefault("epoch", progress.current_epoch)
         for logger in self.loggers:
             logger.log_metrics(metrics=dict(values), step=step)

@@ -15,7 +15,7 @@ from multigpu.nested import map_tensors
 from multigpu.trainer import checkpoint_io
 from multigpu.trainer.hooks import ModuleHooks
 from multigpu.trainer.hyperparameters import HyperparametersMixin, make_from_hyperparameters
-from multigpu.trainer.refused import refused_method
+from multigpu.trainer.refused import refuse_arguments, refused_method
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -33,24 +33,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
 
+    automatic_optimization: bool = True
+    strict_loading: bool = True
+
     def __init__(self) -> None:
         super().__init__()
-        self._automatic_optimization = True
-        self.strict_loading = True
         # In __dict__, because nn.Module.__setattr__ is slow. `_log_context` says which hook
         # runs.
         self.__dict__["_trainer"] = None
         self.__dict__["_log_context"] = None
-
-    # A property: a subclass can replace it by the class attribute
-    # `automatic_optimization = False`.
-    @property
-    def automatic_optimization(self) -> bool:
-        return self._automatic_optimization
-
-    @automatic_optimization.setter
-    def automatic_optimization(self, automatic: bool) -> None:
-        self._automatic_optimization = automatic
 
     # ---- what the user writes ---------------------------------------------------------------
 
@@ -80,9 +71,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """
         raise NotImplementedError
 
-    def configure_callbacks(self) -> Any:
-        return []
-
     # ---- what the user calls ----------------------------------------------------------------
 
     def log(
@@ -96,11 +84,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         reduce_fx: Any = "mean",
         enable_graph: bool = False,
         sync_dist: bool = False,
-        sync_dist_group: Any = None,
         add_dataloader_idx: bool = True,
         batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
+        **refused: Any,
     ) -> None:
         """Record a number for the loggers, the callbacks and the progress bar; see
         results.py.
@@ -110,14 +96,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
 
         Without a Trainer it only warns, so that steps can be called in tests. Raises
-        UserError in a module that is a part of the module that is trained, and for a
-        sync_dist_group. enable_graph and metric_attribute have no effect.
+        UserError in a module that is a part of the module that is trained. enable_graph has
+        no effect.
         """
-        if sync_dist_group is not None:
-            raise UserError(
-                f"self.log({name!r}, sync_dist_group=…) is not supported: reduce the value "
-                f"yourself (torch.distributed.all_reduce), and log the result."
-            )
+        if refused:
+            refuse_arguments("self.log", refused)
         context = self._log_context
         if context is None:
             self._log_outside(name)
@@ -135,14 +118,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             sync_dist=sync_dist,
             add_dataloader_idx=add_dataloader_idx,
             batch_size=context.batch_size if batch_size is None else batch_size,
-            rank_zero_only=rank_zero_only,
         )
 
     def _log_outside(self, name: str) -> None:
-        """Warn that nothing trains this module, so that the value is lost.
+        """Warn that the value is lost: nothing trains this module.
 
-        Raises UserError if the module is a part of the module that is trained. Lightning
-        raises an error, too: only the trained module knows which hook runs.
+        Raises UserError, as Lightning does, if it is a part of the module that is trained.
         """
         if self._trainer is not None and self._trainer.lightning_module is not None:
             outer = type(self._trainer.lightning_module).__name__
@@ -152,17 +133,14 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             )
         if is_rank_zero():
             warnings.warn(
-                f"self.log({name!r}) in {type(self).__name__}, whose `self.trainer` reference "
-                f"is not registered: no Trainer runs it, so the value is lost.",
+                f"self.log({name!r}) in {type(self).__name__}: no Trainer runs it, so the "
+                f"value is lost.",
                 stacklevel=3,
             )
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""
-        # torchmetrics' collection of metrics that share states would copy them in each step.
-        shares = getattr(dictionary, "_enable_compute_groups", False)
-        items = dictionary.items(copy_state=False) if shares else dictionary.items()
-        for name, value in items:
+        for name, value in dictionary.items():
             self.log(name, value, *args, **keywords)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -174,10 +152,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """The optimizer, or the list of optimizers.
 
         Their `step` also counts the step, unscales the gradients and calls hooks, as automatic
-        optimization does.
-
-        use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose
-                           `step` does none of this
+        optimization does; with use_pl_optimizer=False it does none of this.
         """
         run = self.trainer.run
         optimizers = run.lightning_optimizers if use_pl_optimizer else run.optimizers
@@ -302,18 +277,20 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """Limit the norm of all gradients together ("norm"), or clamp each number to ± the
         value ("value").
 
-        The defaults are the Trainer's arguments; another value than the Trainer's raises
-        UserError. In manual optimization, the gradients are first averaged over the ranks.
+        The defaults are the Trainer's arguments. In manual optimization, the gradients are
+        first averaged over the ranks.
         """
-        if self._trainer is not None:
-            gradient_clip_val = self._setting("gradient_clip_val", gradient_clip_val)
-            gradient_clip_algorithm = self._setting(
-                "gradient_clip_algorithm", gradient_clip_algorithm
+        trainer = self._trainer
+        if trainer is not None:
+            if gradient_clip_val is None:
+                gradient_clip_val = trainer.gradient_clip_val
+            gradient_clip_algorithm = (
+                gradient_clip_algorithm or trainer.gradient_clip_algorithm
             )
         if not gradient_clip_val:
             return
-        if not self.automatic_optimization and self._trainer is not None:
-            self._trainer.strategy.synchronize(getattr(optimizer, "optimizer", optimizer))
+        if not self.automatic_optimization and trainer is not None:
+            trainer.strategy.synchronize(getattr(optimizer, "optimizer", optimizer))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         clip = CLIPPING.get(gradient_clip_algorithm or "norm")
         if clip is None:
@@ -322,16 +299,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
                 f"expected 'norm' or 'value'."
             )
         clip(parameters, gradient_clip_val)
-
-    def _setting(self, name: str, given: Any) -> Any:
-        """The argument of clip_gradients, or else the Trainer's; they must not differ."""
-        of_trainer = getattr(self._trainer, name)
-        if given is None or of_trainer is None or given == of_trainer:
-            return of_trainer if given is None else given
-        raise UserError(
-            f"clip_gradients({name}={given!r}) contradicts Trainer({name}={of_trainer!r}): "
-            f"give one of them only."
-        )
 
     to_torchscript = refused_method("to_torchscript")
     to_onnx = refused_method("to_onnx")

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from multigpu.errors import UserError, did_you_mean
+from multigpu.errors import UserError
 
 if TYPE_CHECKING:
     from multigpu.trainer.run import Run
@@ -35,15 +35,11 @@ class LRSchedulerConfig:
     strict: bool = True
 
 
-def parse(
-    returned: Any, automatic: bool, steps_itself: bool = False
-) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Return the optimizers and the configs of the schedulers.
 
-    steps_itself   whether the module overrides lr_scheduler_step
-
     Raises UserError if `returned` has none of FORMS; in automatic optimization, also if it has
-    several optimizers, or a scheduler that the Trainer cannot step.
+    several optimizers.
     """
     optimizers, schedulers = _split(returned)
     if automatic and len(optimizers) > 1:
@@ -52,19 +48,7 @@ def parse(
             f"self.automatic_optimization = False, and step them yourself in training_step "
             f"(a, b = self.optimizers())."
         )
-    configs = [_config(scheduler, monitor, automatic) for scheduler, monitor in schedulers]
-    for config in configs:
-        if automatic and not steps_itself and not hasattr(config.scheduler, "step"):
-            raise UserError(
-                f"the scheduler {type(config.scheduler).__name__} has no method step, as "
-                f"torch's schedulers have: write it, or override lr_scheduler_step."
-            )
-        if getattr(config.scheduler, "optimizer", optimizers[0]) not in optimizers:
-            raise UserError(
-                "a scheduler changes an optimizer that configure_optimizers does not return: "
-                "return that optimizer, too."
-            )
-    return optimizers, configs
+    return optimizers, [_config(each, monitor, automatic) for each, monitor in schedulers]
 
 
 def _split(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]]:
@@ -104,13 +88,12 @@ def _config(scheduler: Any, monitor: str | None, automatic: bool) -> LRScheduler
     known = [field.name for field in fields(LRSchedulerConfig)]
     if "scheduler" not in settings:
         raise UserError(
-            f"an lr_scheduler dict has the keys {sorted(settings)}: expected 'scheduler', and "
-            f"optionally 'interval', 'frequency', 'monitor', 'strict', 'name'."
+            f"an lr_scheduler dict has the keys {sorted(settings)}: expected 'scheduler', too."
         )
     for key in set(settings) - set(known):  # Lightning warns, too
-        hint = did_you_mean(key, known) or "leave it out."
         warnings.warn(
-            f"an lr_scheduler dict has the key {key!r}, which has no effect: {hint}",
+            f"an lr_scheduler dict has the key {key!r}, which has no effect: the keys are "
+            f"{', '.join(known)}.",
             stacklevel=3,
         )
         del settings[key]
@@ -136,7 +119,7 @@ def monitored_metric(run: "Run", config: LRSchedulerConfig) -> Any:
     The mean keeps the learning rate equal on all ranks. Returns None if no rank has logged the
     metric and `strict` is False; the scheduler then does not step.
     """
-    metrics = run.log.callback_metrics()
+    metrics = run.state.metrics.callback
     metric = metrics.get(config.monitor)
     if run.strategy.world.size > 1:
         of_ranks = run.strategy.gather_objects(None if metric is None else float(metric))

@@ -28,7 +28,6 @@ class Precision:
     name     "32-true", "bf16-mixed", …
     dtype    the type of computations; with mixed, only of those that autocast selects
     mixed    weights in 32 bit, autocast around the forward
-    plain    32-true: no conversion, no autocast, no scaler
     scaler   16-mixed: torch's loss scaler, which keeps small gradients from becoming 0 in
              16 bit; else None
 
@@ -50,7 +49,6 @@ class Precision:
         self.dtype = TYPES[stem]
         self.mixed = how == "mixed"
         self.device = device
-        self.plain = self.dtype == torch.float32 and not self.mixed
         if stem == "bf16" and device.type != "cpu":
             gpus = torch.get_device_module(device)
             if not gpus.is_bf16_supported(including_emulation=False):
@@ -76,7 +74,7 @@ class Precision:
 
     def context(self) -> AbstractContextManager:
         """The context of each step's forward: autocast, or `dtype` as torch's default type."""
-        if self.plain:
+        if self.name == "32-true":
             return nullcontext()
         if self.mixed:
             # The cache would keep the weights' 16-bit copies for the whole step: after an

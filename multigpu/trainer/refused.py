@@ -4,8 +4,8 @@ The names of the Trainer's arguments, of callbacks, loggers, functions and metho
 REFUSED. A program that needs one of them runs with Lightning itself.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from multigpu.errors import UserError, unsupported
 
@@ -79,11 +79,16 @@ REFUSED = {
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
     # arguments of callbacks
+    "process_position": "leave it out",
     "log_rank_zero_only": "leave it out",
     "log_momentum": "log it in a Callback",
     "log_weight_decay": "log it in a Callback",
     "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
+    # arguments of self.log
+    "sync_dist_group": "call torch.distributed.all_reduce, and log the result",
+    "metric_attribute": "leave it out",
+    "rank_zero_only": "call self.log on rank 0 only, if self.trainer.is_global_zero",
     # utilities
     "grad_norm": "call torch.nn.utils.get_total_norm",
     "isolate_rng": "call torch.random.fork_rng",
@@ -102,8 +107,11 @@ REFUSED = {
     "from_datasets": "write a subclass with train_dataloader and val_dataloader",
     "CombinedLoader": "give one DataLoader, of a torch.utils.data.StackDataset",
     # optimizers
+    "toggle_model": "call self.toggle_optimizer and self.untoggle_optimizer",
     "closure": "take an optimizer that needs the gradients of one backward",
     # methods of the module
+    "configure_callbacks": "give the callbacks to the Trainer",
+    "on_train_batch_start that returns -1": "give limit_train_batches, or set should_stop",
     "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
     "to_torchscript": "call torch.export.export(model, (inputs,))",
 }
@@ -131,12 +139,16 @@ def refused_method(name: str) -> Callable[..., NoReturn]:
     return lambda *args, **keywords: refuse(name)
 
 
-def refuse_arguments(what: str, arguments: Iterable[str]) -> None:
-    """Raise the error for arguments that `what`, a class here, does not have."""
-    for name in arguments:
-        if name in REFUSED:
-            refuse(name)
-        raise TypeError(f"{what} has no argument {name!r}")
+def refuse_arguments(what: str, arguments: Mapping[str, Any]) -> None:
+    """Raise the error for arguments that `what`, a class or method, does not have.
+
+    One of Lightning's that is None, False or 0 asks for nothing, and is accepted.
+    """
+    for name, value in arguments.items():
+        if name not in REFUSED:
+            raise TypeError(f"{what} has no argument {name!r}")
+        if value:
+            refuse(name, what)
 
 
 def refused_names(module: str) -> Callable[[str], type]:

@@ -23,11 +23,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import count_rows
-from multigpu.trainer.log_rules import (
-    OUTSIDE_BATCH,
-    check_hook_logs,
-    warn_of_names_on_some_ranks,
-)
+from multigpu.trainer.log_rules import OUTSIDE_BATCH, check_hook_logs
 
 # How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -47,7 +43,6 @@ class Entry:
     on_epoch: bool
     reduce: str
     sync: bool
-    all_ranks: bool  # False: rank_zero_only
     dataloader_idx: int | None  # None: one dataloader, or outside of its batches
     names_loader: bool  # whether the reported names end with dataloader_idx
     value: Any = None
@@ -55,7 +50,6 @@ class Entry:
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
     waiting: bool = False  # logged since the ranks last exchanged values
-    reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
     arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
     plain_name: str = field(init=False)
@@ -72,11 +66,11 @@ class Entry:
 
     def exchanged_late(self) -> bool:
         """Whether a value over all ranks was not exchanged in the batch that logged it."""
-        return self.waiting and self.sync and self.all_ranks
+        return self.waiting and self.sync
 
     def settings(self) -> tuple:
         """The fields from which another rank makes the same Entry."""
-        return tuple(getattr(self, name) for name in Entry.__slots__[:10])
+        return tuple(getattr(self, name) for name in Entry.__slots__[:9])
 
 
 class Reported:
@@ -153,7 +147,6 @@ class Results:
         sync_dist: bool = False,
         add_dataloader_idx: bool = True,
         batch_size: int | None = None,
-        rank_zero_only: bool = False,
     ) -> None:
         """Record a value for LightningModule.log, whose arguments the keywords are.
 
@@ -163,7 +156,7 @@ class Results:
         values are not collected in this hook.
         """
         key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
-        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
+        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
         with LOCK:
             entry = self.entries.get(key)
             if entry is None:
@@ -181,16 +174,9 @@ class Results:
             logged_before = entry.fresh
             entry.fresh = True
             entry.waiting = True
-            entry.reported = False
             self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
-                if entry.value is not None and entry.value is not value:
-                    raise UserError(
-                        f"self.log({name!r}) was given another {type(value).__name__} than "
-                        f"before, so the epoch's value would be the last one's: make the "
-                        f"metric once, as an attribute of the module."
-                    )
                 entry.value = value
                 return
             value = _one_number(name, value)
@@ -217,13 +203,8 @@ class Results:
 
     def _add(self, key: tuple, arguments: tuple) -> Entry:
         hook, name, dataloader_idx = key
-        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = arguments
+        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist = arguments
         check_hook_logs(hook, name)
-        if "/dataloader_idx_" in name:
-            raise UserError(
-                f"self.log({name!r}): the Trainer itself adds /dataloader_idx_ to names if "
-                f"there are several dataloaders: give another name."
-            )
         by_step = self.training and hook not in OUTSIDE_BATCH
         on_step = by_step if on_step is None else on_step
         on_epoch = not by_step if on_epoch is None else on_epoch
@@ -251,13 +232,12 @@ class Results:
             on_epoch,
             reduce,
             sync_dist,
-            not rank_zero_only,
             self.dataloader_idx,
             dataloader_idx is not None,
             arguments=arguments,
         )
         self.entries[key] = entry
-        self.sync_steps |= on_step and sync_dist and not rank_zero_only
+        self.sync_steps |= on_step and sync_dist
         return entry
 
     def _rows(self, entry: Entry, hook: str, micro_batch: Any) -> int:
@@ -295,19 +275,16 @@ class Results:
         }
         values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
-        for entry in fresh.values():
-            entry.reported = True
         if exchange:
             of_ranks = self.gather(
                 {
                     key: (entry.settings(), float(values[key]))
                     for key, entry in fresh.items()
-                    if entry.sync and entry.all_ranks
+                    if entry.sync
                 }
             )
             for entry in fresh.values():
                 entry.waiting = False
-            warn_of_names_on_some_ranks(of_ranks)
             for key in dict.fromkeys(key for logged in of_ranks for key in logged):
                 pairs = [logged[key] for logged in of_ranks if key in logged]
                 reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
@@ -330,7 +307,6 @@ class Results:
         for key, entry in self.entries.items():
             if not entry.on_epoch:
                 continue
-            entry.reported = True
             if hasattr(entry.value, "compute"):
                 entry.total = _one_number(entry.name, entry.value.compute())
                 entry.weight = 1.0
@@ -361,32 +337,13 @@ class Results:
             logged = [values[key] for values in of_ranks if key in values]
             settings, total, weight = logged[0]
             entry = Entry(*settings)
-            if weight is not None and entry.all_ranks:
+            if weight is not None:
                 total = _reduce_totals(entry.reduce, (total for _, total, _ in logged))
                 weight = sum(weight for _, _, weight in logged)
             pairs.append(
                 (entry, torch.as_tensor(_mean_or_total(entry, total, weight)).float())
             )
         return pairs
-
-    def unreported(self, hook: str) -> dict[str, Any]:
-        """Return the values that this rank has logged since the last report.
-
-        `hook` selects step values (a hook within a batch) or epoch values (outside).
-        """
-        on_step = hook not in OUTSIDE_BATCH
-        pairs = []
-        for entry in self.entries.values():
-            if entry.reported:
-                continue
-            if on_step and entry.on_step:
-                value = _value_of_batch(entry.value)
-                if value is not None:
-                    pairs.append((entry, value))
-            elif not on_step and entry.on_epoch and entry.total is not None:
-                value = _mean_or_total(entry, entry.total, entry.weight)
-                pairs.append((entry, torch.as_tensor(value)))
-        return Reported(pairs, on_step, self.training).callback
 
     def reset(self) -> None:
         """Delete all values, before a new epoch."""

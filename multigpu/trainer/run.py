@@ -1,6 +1,8 @@
 """Run: what the loops of one call of fit, validate, test or predict work with."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -28,14 +30,34 @@ if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 
+@dataclass
+class Task:
+    """What the user calls: fit, validate, test or predict, with its arguments.
+
+    stage           "fit", "validate", "test" or "predict"
+    module          the user's module
+    datamodule      the user's data module, or None
+    loaders         the user's dataloaders by "train", "val", "test", "predict"
+    ckpt_path       the checkpoint to load: a path, "best", "last" or None
+    weights_only    False: the checkpoint can contain any object
+    keeps_outputs   whether "predict" returns the outputs
+    """
+
+    stage: str
+    module: LightningModule | None
+    datamodule: "LightningDataModule | None"
+    loaders: dict[str, Any]
+    ckpt_path: str | Path | None
+    weights_only: bool | None
+    keeps_outputs: bool = True
+
+
 class Run:
     """What the loops of one run share.
 
     settings     the Trainer's arguments, as attributes
     state        counters, metrics and flags, which outlive the run
-    module       the user's module
-    datamodule   the user's data module, or None
-    given        the user's dataloaders by "train", "val", "test", "predict"
+    module       the user's module; also `datamodule` and `given`, its dataloaders: see Task
     hooks        calls the hooks of callbacks and module
     log          what `self.log` records
     model        the strategy's wrapper of the module; its forward calls a step by name
@@ -50,20 +72,14 @@ class Run:
     evaluation   the loop of the evaluation that runs now; else None
     """
 
-    def __init__(
-        self,
-        trainer: "Trainer",
-        module: LightningModule,
-        datamodule: "LightningDataModule | None",
-        given: dict[str, Any],
-    ):
+    def __init__(self, trainer: "Trainer", task: Task):
         settings: Settings = trainer
         self.settings = settings
         self.state: State = trainer.state
         self.strategy: Strategy = trainer.strategy
-        self.module = module
-        self.datamodule = datamodule
-        self.given = given
+        self.module = module = task.module
+        self.datamodule = task.datamodule
+        self.given = task.loaders
         self.report: Callable[[str], None] = trainer.report
         self.print: Callable[..., None] = trainer.print
         self.callbacks = trainer.callbacks

@@ -13,6 +13,17 @@ LIMITS = (
     "limit_test_batches",
     "limit_predict_batches",
 )
+# The whole numbers, and the least that each can be.
+LEAST = {
+    "max_epochs": -1,
+    "min_epochs": -1,
+    "max_steps": -1,
+    "min_steps": -1,
+    "accumulate_grad_batches": 1,
+    "log_every_n_steps": 0,  # never
+    "check_val_every_n_epoch": 1,
+    "fast_dev_run": 0,
+}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,31 +92,16 @@ class Settings:
             self.limit_val_batches = self.overfit_batches
 
     def _check_numbers(self) -> None:
-        for name in ("max_epochs", "min_epochs", "max_steps", "min_steps"):
+        for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < -1):
+            if value is not None and (type(value) not in (int, bool) or value < least):
+                limit = ", or -1 for no limit" if least == -1 else ""
                 raise UserError(
-                    f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no "
-                    f"limit."
-                )
-        leasts = {"accumulate_grad_batches": 1, "log_every_n_steps": 0}  # 0: log never
-        if self.check_val_every_n_epoch is not None:
-            leasts["check_val_every_n_epoch"] = 1
-        if type(self.fast_dev_run) is not bool:
-            leasts["fast_dev_run"] = 0
-        for name, least in leasts.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise UserError(
-                    f"{name} is {value!r}: expected a whole number from {least} up."
+                    f"{name} is {value!r}: expected a whole number from {max(0, least)} "
+                    f"up{limit}."
                 )
         for name in (*LIMITS, "overfit_batches", "val_check_interval"):
             self._check_batches(name, getattr(self, name))
-        clip = self.gradient_clip_val
-        if clip is not None and (type(clip) not in (int, float) or clip < 0):
-            raise UserError(
-                f"gradient_clip_val is {clip!r}: expected a number from 0 up, or None."
-            )
         if self.gradient_clip_algorithm not in (None, "norm", "value"):
             raise UserError(
                 f"gradient_clip_algorithm is {self.gradient_clip_algorithm!r}: expected "

@@ -12,7 +12,7 @@ import torch
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.devices import to_cpu
 from multigpu.trainer import checkpoints
-from multigpu.trainer.module import LightningModule
+from multigpu.trainer.run import Task
 from multigpu.trainer.state import Metrics, Progress
 
 if TYPE_CHECKING:
@@ -38,20 +38,17 @@ class SpawnedRun:
 
 
 def run_in_processes(
-    trainer: "Trainer",
-    on_rank: Callable[..., Any],
-    stage: str,
-    model: LightningModule,
-    *rest: Any,
+    trainer: "Trainer", on_rank: "Callable[[Trainer, Task], Any]", task: Task
 ) -> Any:
-    """Call on_rank(trainer, stage, model, *rest) in new processes, and copy the result to
-    `trainer` and `model`.
+    """Call on_rank(trainer, task) in new processes; copy the result to the Trainer and the
+    task's module.
     """
+    model = task.module
     # An evaluation changes nothing that a checkpoint holds, so the last one stays valid.
-    checkpoint = None if stage == "fit" else trainer.spawned_checkpoint
+    checkpoint = None if task.stage == "fit" else trainer.spawned_checkpoint
     try:
         spawned: SpawnedRun = trainer.strategy.launch(
-            _run_rank, trainer, on_rank, stage, model, *rest, random_states()
+            _run_rank, trainer, on_rank, task, random_states()
         )
     finally:
         trainer.remember(model, checkpoint)
@@ -61,10 +58,6 @@ def run_in_processes(
     for callback in trainer.callbacks:
         callback_state = spawned.callbacks.get(callback.state_key)
         if callback_state:
-            # ModelCheckpoint ignores a state with another folder than its own, so set the
-            # folder that the rank has chosen.
-            if "dirpath" in callback_state:
-                callback.dirpath = callback_state["dirpath"]
             callback.load_state_dict(callback_state)
     trainer.state.progress = spawned.progress
     trainer.state.metrics = spawned.metrics
@@ -74,25 +67,21 @@ def run_in_processes(
 
 
 def _run_rank(
-    trainer: "Trainer",
-    on_rank: Callable[..., Any],
-    stage: str,
-    model: LightningModule,
-    *rest: Any,
+    trainer: "Trainer", on_rank: "Callable[[Trainer, Task], Any]", task: Task, states: dict
 ) -> SpawnedRun:
-    """Run the stage in a spawned process. All ranks call it; only rank 0's result is used."""
-    *rest, states = rest
+    """Run the task in a spawned process. All ranks call it; only rank 0's result is used."""
     set_random_states(states)
-    returned = on_rank(trainer, stage, model, *rest)
+    returned = on_rank(trainer, task)
     state = trainer.state
-    return SpawnedRun(
+    result = SpawnedRun(
         returned=returned,
-        weights=to_cpu(dict(model.state_dict())),
+        weights=dict(task.module.state_dict()),
         progress=state.progress,
-        metrics=state.metrics.copy_to_cpu(),
+        metrics=state.metrics,
         should_stop=state.should_stop,
         callbacks={
             callback.state_key: callback.state_dict() for callback in trainer.callbacks
         },
-        checkpoint=to_cpu(checkpoints.compose(trainer.run)) if stage == "fit" else None,
+        checkpoint=checkpoints.compose(trainer.run) if task.stage == "fit" else None,
     )
+    return to_cpu(result)

@@ -1,7 +1,6 @@
 """One call of fit, validate, test or predict on a rank, from start to end."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,30 +15,22 @@ from multigpu.trainer.fit import FitLoop
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
 from multigpu.trainer.precision import Precision
-from multigpu.trainer.run import Run, StepModule
-from multigpu.trainer.state import RunningStage
+from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.step import LightningOptimizer, check_closure
 from multigpu.trainer.transfer import BatchTransfer
 
 
-def run_stage(
-    run: Run, ckpt_path: str | Path | None, keeps_outputs: bool, weights_only: bool | None
-) -> Any:
-    """Run the stage `run.state.fn`; the strategy is connected.
-
-    keeps_outputs   whether "predict" returns the outputs
-    weights_only    False: the checkpoint can contain any object
-    """
+def run_stage(run: Run, task: Task) -> Any:
+    """Run the task; the strategy is connected."""
     state = run.state
     module = run.module
     datamodule = run.datamodule
-    stage = state.fn
+    stage = task.stage
     try:
-        # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
-        state.ckpt_path = checkpoints.resolve_path(run, ckpt_path)
+        state.ckpt_path = checkpoints.resolve_path(run, task.ckpt_path)
         _set_up(run, stage)
-        loaded = checkpoints.restore_model(run, state.ckpt_path, weights_only)
-        returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, keeps_outputs)
+        loaded = checkpoints.restore_model(run, state.ckpt_path, task.weights_only)
+        returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, task.keeps_outputs)
     except BaseException as error:
         state.end(failed=True)
         for callback in run.callbacks:
@@ -82,7 +73,6 @@ def _set_up(run: Run, stage: str) -> None:
             f"{algorithm} does not support that: give precision='bf16-mixed'."
         )
     _configure_torch(run)
-    _add_callbacks(run)
     parts = [module] if run.datamodule is None else [run.datamodule, module]
     for part in (*parts, *run.callbacks):
         check_model.warn_of_removed_hooks(part)
@@ -126,17 +116,6 @@ def _configure_torch(run: Run) -> None:
         torch.use_deterministic_algorithms(True, warn_only=settings.deterministic == "warn")
     if settings.benchmark is not None:
         torch.backends.cudnn.benchmark = settings.benchmark
-
-
-def _add_callbacks(run: Run) -> None:
-    """Add the module's callbacks; they replace those of the same class."""
-    own = run.module.configure_callbacks()
-    own = list(own) if isinstance(own, (list, tuple)) else [own]
-    replaced = {type(callback) for callback in own}
-    kept = [callback for callback in run.callbacks if type(callback) not in replaced]
-    # Those that save come last, because they save what the others have changed.
-    run.callbacks[:] = sorted(kept + own, key=lambda callback: callback.saves)
-    run.hooks.refresh()
 
 
 def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
@@ -208,8 +187,7 @@ def _configure_optimizers(run: Run) -> None:
         check_model.check_manual_optimization(run)
     with run.log.within("configure_optimizers"):
         returned = module.configure_optimizers()
-    steps_itself = run.hooks.overrides("lr_scheduler_step")
-    run.optimizers, run.schedulers = optimizers.parse(returned, automatic, steps_itself)
+    run.optimizers, run.schedulers = optimizers.parse(returned, automatic)
     for optimizer in run.optimizers:
         check_closure(optimizer)
     if automatic and not run.optimizers:
@@ -229,14 +207,14 @@ def _sanity_check(run: Run, data: FitData) -> None:
     Afterwards, the metrics are empty and the random states are restored.
     """
     state = run.state
-    state.stage = RunningStage.SANITY_CHECKING
+    state.stage = "sanity_check"
     run.hooks.call("on_sanity_check_start")
     with seed.preserved_random_states():
         data.load_validation()
         data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
     run.hooks.call("on_sanity_check_end")
     state.metrics.clear()
-    state.stage = RunningStage.TRAINING
+    state.stage = "train"
 
 
 def _evaluate(run: Run, keeps_outputs: bool) -> list | None:

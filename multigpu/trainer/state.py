@@ -2,49 +2,10 @@
 
 import warnings
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from multigpu.devices import to_cpu
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.results import Reported
-
-
-class TrainerStatus(StrEnum):
-    """Whether a run goes on, and how the last one ended."""
-
-    INITIALIZING = "initializing"
-    RUNNING = "running"
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-
-
-class TrainerFn(StrEnum):
-    """The Trainer's method that runs, or ran last."""
-
-    FITTING = "fit"
-    VALIDATING = "validate"
-    TESTING = "test"
-    PREDICTING = "predict"
-
-
-class RunningStage(StrEnum):
-    """The part of a run: a fit also validates."""
-
-    TRAINING = "train"
-    SANITY_CHECKING = "sanity_check"
-    VALIDATING = "validate"
-    TESTING = "test"
-    PREDICTING = "predict"
-
-
-# A run of this method begins with this stage.
-FIRST_STAGE = {
-    TrainerFn.FITTING: RunningStage.TRAINING,
-    TrainerFn.VALIDATING: RunningStage.VALIDATING,
-    TrainerFn.TESTING: RunningStage.TESTING,
-    TrainerFn.PREDICTING: RunningStage.PREDICTING,
-}
 
 
 @dataclass(slots=True)
@@ -80,17 +41,16 @@ class Metrics:
         self.logged = {}
         self.progress_bar = {}
 
-    def copy_to_cpu(self) -> "Metrics":
-        """A copy that another process can unpickle."""
-        return Metrics(to_cpu(self.callback), to_cpu(self.logged), to_cpu(self.progress_bar))
-
 
 @dataclass(slots=True)
 class State:
-    """The state of one Trainer. The names `status`, `fn` and `stage` are Lightning's.
+    """The state of one Trainer. The names `fn`, `stage` and `finished` are Lightning's.
 
-    fn             the method that runs or ran last; None before the first run
-    stage          the part of the run; None between runs
+    fn             the method that runs or ran last: "fit", "validate", "test", "predict"; None
+                   before the first run
+    stage          the part of the run: "train", "sanity_check", "validate", "test", "predict";
+                   None between runs
+    finished       whether the last run ended without an exception and without a SIGTERM
     should_stop    True ends training after this batch; users and callbacks set it
     interrupted    whether a SIGTERM ended the run
     num_batches    this rank's batches by "train", "val", "test", "predict": an epoch's, or a
@@ -100,9 +60,9 @@ class State:
     warned         the texts that `warn_once` has shown
     """
 
-    status: TrainerStatus = TrainerStatus.INITIALIZING
-    fn: TrainerFn | None = None
-    stage: RunningStage | None = None
+    fn: str | None = None
+    stage: str | None = None
+    finished: bool = False
     should_stop: bool = False
     interrupted: bool = False
     progress: Progress = field(default_factory=Progress)
@@ -114,25 +74,15 @@ class State:
 
     def begin(self, fn: str) -> None:
         """Begin a run: delete the last run's metrics, but keep the counters."""
-        self.status = TrainerStatus.RUNNING
-        self.fn = TrainerFn(fn)
-        self.stage = FIRST_STAGE[self.fn]
+        self.fn = fn
+        self.stage = "train" if fn == "fit" else fn
+        self.finished = False
         self.interrupted = False
         self.metrics.clear()
 
     def end(self, failed: bool = False) -> None:
-        interrupted = failed or self.interrupted
-        self.status = TrainerStatus.INTERRUPTED if interrupted else TrainerStatus.FINISHED
+        self.finished = not failed and not self.interrupted
         self.stage = None
-
-    @property
-    def finished(self) -> bool:
-        return self.status == TrainerStatus.FINISHED
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the last run is over, also after an exception."""
-        return self.status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         # Dataloaders need not be picklable: another run asks for them again.

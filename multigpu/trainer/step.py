@@ -6,15 +6,14 @@ fit.py calls them for each batch in automatic optimization. In manual optimizati
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.trainer.refused import refuse
+from multigpu.trainer.refused import refuse, refused_method
 from multigpu.trainer.run import Run
 
 
@@ -214,24 +213,7 @@ class LightningOptimizer:
         returned = self._run.fit_loop.step.step_optimizer(self.optimizer, **keywords)
         return loss if returned is None else returned
 
-    @contextmanager
-    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """A context in which only this optimizer's parameters require gradients.
-
-        sync_grad   False: in addition, the ranks do not exchange gradients
-        """
-        run = self._run
-        module = run.module
-        with nullcontext() if sync_grad else run.strategy.no_sync(run.model):
-            module.toggle_optimizer(self.optimizer)
-            try:
-                yield
-            finally:
-                module.untoggle_optimizer(self.optimizer)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Called by copy and pickle: the copy is one of the optimizer, with its own `step`."""
-        return self.optimizer.__reduce_ex__(protocol)
+    toggle_model = refused_method("toggle_model")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)

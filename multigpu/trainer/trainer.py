@@ -23,7 +23,6 @@ from multigpu.trainer.callbacks import (
 )
 from multigpu.trainer.check_model import check_model
 from multigpu.trainer.datamodule import LightningDataModule
-from multigpu.trainer.fit import reason_to_stop
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
 from multigpu.trainer.loggers.logger import DummyLogger
@@ -31,10 +30,10 @@ from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import LRSchedulerConfig
 from multigpu.trainer.precision import Precision
 from multigpu.trainer.refused import refused_method
-from multigpu.trainer.run import Run, StepModule
+from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.settings import Settings
 from multigpu.trainer.start import run_stage
-from multigpu.trainer.state import RunningStage, State, TrainerStatus
+from multigpu.trainer.state import State
 
 
 class Trainer(Settings):
@@ -155,7 +154,7 @@ class Trainer(Settings):
         files that you trust.
         """
         loaders = {"train": train_dataloaders, "val": val_dataloaders}
-        self._run("fit", model, datamodule, loaders, ckpt_path, weights_only)
+        self._run(Task("fit", model, datamodule, loaders, ckpt_path, weights_only))
 
     def validate(
         self,
@@ -168,10 +167,8 @@ class Trainer(Settings):
     ) -> list[dict[str, float]]:
         """Return a list of metrics: one dict per dataloader. Every sample counts once."""
         loaders = {"val": dataloaders}
-        metrics = self._run("validate", model, datamodule, loaders, ckpt_path, weights_only)
-        if verbose:
-            self._print_metrics(metrics)
-        return metrics
+        task = Task("validate", model, datamodule, loaders, ckpt_path, weights_only)
+        return self._evaluate(task, verbose)
 
     def test(
         self,
@@ -184,10 +181,8 @@ class Trainer(Settings):
     ) -> list[dict[str, float]]:
         """Like `validate`, but with `test_step`."""
         loaders = {"test": dataloaders}
-        metrics = self._run("test", model, datamodule, loaders, ckpt_path, weights_only)
-        if verbose:
-            self._print_metrics(metrics)
-        return metrics
+        task = Task("test", model, datamodule, loaders, ckpt_path, weights_only)
+        return self._evaluate(task, verbose)
 
     def predict(
         self,
@@ -203,8 +198,9 @@ class Trainer(Settings):
         return_predictions   False: do not keep the outputs, and return None
         """
         loaders = {"predict": dataloaders}
-        keeps = return_predictions is not False
-        return self._run("predict", model, datamodule, loaders, ckpt_path, weights_only, keeps)
+        task = Task("predict", model, datamodule, loaders, ckpt_path, weights_only)
+        task.keeps_outputs = return_predictions is not False
+        return self._run(task)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
         """Write a checkpoint. All ranks must call it; rank 0 writes."""
@@ -228,43 +224,43 @@ class Trainer(Settings):
         if self.progress_bar_callback is not None:
             self.print(text)
 
-    def _run(
-        self,
-        stage: str,
-        model: LightningModule | None,
-        datamodule: LightningDataModule | None,
-        loaders: dict[str, Any],
-        ckpt_path: str | Path | None,
-        weights_only: bool | None,
-        keeps_outputs: bool = True,
-    ) -> Any:
-        """Check the arguments, and let the strategy run the stage in all processes."""
-        if model is None:
-            model = self.lightning_module
+    def _run(self, task: Task) -> Any:
+        """Check the arguments, and let the strategy run the task in all processes."""
+        if task.module is None:
+            task.module = self.lightning_module
             saver = self.checkpoint_callback
             # Without a model, use the best checkpoint of the last fit, as Lightning does.
-            if ckpt_path is None and saver is not None and saver.best_model_path:
-                ckpt_path = "best"
+            if task.ckpt_path is None and saver is not None and saver.best_model_path:
+                task.ckpt_path = "best"
                 self.state.warn_once(
-                    f"trainer.{stage} without a model uses the weights of "
+                    f"trainer.{task.stage} without a model uses the weights of "
                     f"{saver.best_model_path}: to say so, give ckpt_path='best'."
                 )
-        for name, loader in loaders.items():
+        for name, loader in task.loaders.items():
             # A data module can be given in place of the dataloader: fit(model, datamodule).
             if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):
-                datamodule = loader
-                loaders[name] = None
-        contradicting = [name for name, loader in loaders.items() if loader is not None]
-        if datamodule is not None and contradicting:
+                task.datamodule = loader
+                task.loaders[name] = None
+        contradicting = [name for name, loader in task.loaders.items() if loader is not None]
+        if task.datamodule is not None and contradicting:
             raise UserError(
-                f"trainer.{stage} was given a data module and {contradicting[0]} dataloaders: "
-                f"give one of them only."
+                f"trainer.{task.stage} was given a data module and {contradicting[0]} "
+                f"dataloaders: give one of them only."
             )
-        check_model(stage, model)
-        given = (stage, model, datamodule, loaders, ckpt_path, weights_only, keeps_outputs)
+        check_model(task.stage, task.module)
         if getattr(self.strategy, "trains_in_other_processes", False):
-            return spawned.run_in_processes(self, _run_on_rank, *given)
-        return self.strategy.launch(_run_on_rank, self, *given)
+            return spawned.run_in_processes(self, _run_on_rank, task)
+        return self.strategy.launch(_run_on_rank, self, task)
+
+    def _evaluate(self, task: Task, verbose: bool) -> list[dict[str, float]]:
+        """Run the task; return its metrics, and print them if `verbose`."""
+        of_dataloaders = self._run(task)
+        for number, metrics in enumerate(of_dataloaders if verbose else ()):
+            if metrics:
+                prefix = f"dataloader {number}: " if len(of_dataloaders) > 1 else ""
+                values = (f"{name} {float(value):.4f}" for name, value in metrics.items())
+                self.print(prefix + ", ".join(values))
+        return of_dataloaders
 
     def remember(
         self, model: LightningModule, spawned_checkpoint: dict[str, Any] | None = None
@@ -273,13 +269,6 @@ class Trainer(Settings):
         self.lightning_module = model
         self.spawned_checkpoint = spawned_checkpoint
         model.trainer = self
-
-    def _print_metrics(self, of_dataloaders: list[dict[str, float]]) -> None:
-        for number, metrics in enumerate(of_dataloaders):
-            if metrics:
-                prefix = f"dataloader {number}: " if len(of_dataloaders) > 1 else ""
-                values = (f"{name} {float(value):.4f}" for name, value in metrics.items())
-                self.print(prefix + ", ".join(values))
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to begin a run: arguments, callbacks, counters."""
@@ -319,6 +308,8 @@ class Trainer(Settings):
     global_step = property(attrgetter("state.progress.global_step"))  # optimizer steps
     # The number of batches that ended with an optimizer step: the loggers' x axis.
     _logged_step = property(attrgetter("state.progress.batches_that_stepped"))
+    # Logged values by name. It is the same dict during a run: callbacks can add values.
+    callback_metrics = property(attrgetter("state.metrics.callback"))
     logged_metrics = property(attrgetter("state.metrics.logged"))
     ckpt_path = property(attrgetter("state.ckpt_path"))  # that the last run loaded, or None
     global_rank = property(attrgetter("strategy.world.rank"))
@@ -328,32 +319,19 @@ class Trainer(Settings):
     is_global_zero = property(attrgetter("strategy.is_global_zero"))
 
     @property
-    def callback_metrics(self) -> dict[str, Any]:
-        """Logged values by name, including those that this rank has just logged.
-
-        It is the same dict during a run, as in Lightning: callbacks can add values to it.
-        """
-        running = self.run is not None and not self.state.stopped
-        return self.run.log.callback_metrics() if running else self.state.metrics.callback
-
-    @property
     def progress_bar_metrics(self) -> dict[str, float]:
         metrics = self.state.metrics.progress_bar
         return {name: float(value) for name, value in metrics.items()}
 
-    training = property(lambda self: self.state.stage == RunningStage.TRAINING)
-    sanity_checking = property(lambda self: self.state.stage == RunningStage.SANITY_CHECKING)
-    validating = property(lambda self: self.state.stage == RunningStage.VALIDATING)
-    testing = property(lambda self: self.state.stage == RunningStage.TESTING)
-    predicting = property(lambda self: self.state.stage == RunningStage.PREDICTING)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a SIGTERM or an exception ended the run."""
-        return self.state.interrupted or self.state.status == TrainerStatus.INTERRUPTED
+    training = property(lambda self: self.state.stage == "train")
+    sanity_checking = property(lambda self: self.state.stage == "sanity_check")
+    validating = property(lambda self: self.state.stage == "validate")
+    testing = property(lambda self: self.state.stage == "test")
+    predicting = property(lambda self: self.state.stage == "predict")
 
     @property
     def is_last_batch(self) -> bool:
+        """Whether the running batch is the epoch's last: a manual scheduler steps there."""
         loop = self.run and self.run.fit_loop
         return bool(loop and loop.last)
 
@@ -417,17 +395,8 @@ class Trainer(Settings):
     # ---- the ranks --------------------------------------------------------------------------
 
     @property
-    def node_rank(self) -> int:
-        return self.strategy.world.rank // self.strategy.world.local_size
-
-    @property
     def num_devices(self) -> int:
         return len(self.strategy.devices) or self.accelerator.count or 1
-
-    @property
-    def device_ids(self) -> list[int]:
-        """The indices of this node's devices."""
-        return list(self.accelerator.indices or range(self.num_devices))
 
     # ---- loggers and callbacks --------------------------------------------------------------
 
@@ -449,10 +418,6 @@ class Trainer(Settings):
         return self._first(ModelCheckpoint)
 
     @property
-    def checkpoint_callbacks(self) -> list[ModelCheckpoint]:
-        return [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)]
-
-    @property
     def early_stopping_callback(self) -> EarlyStopping | None:
         return self._first(EarlyStopping)
 
@@ -465,7 +430,7 @@ class Trainer(Settings):
 
 
 class FitLoopNames:
-    """What `trainer.fit_loop` has in Lightning: two counters, and the Trainer's attributes."""
+    """Lightning's `trainer.fit_loop`: the batch's index, and the Trainer's attributes."""
 
     def __init__(self, trainer: Trainer):
         self.__dict__["_trainer"] = trainer
@@ -476,17 +441,6 @@ class FitLoopNames:
         loop = self._trainer.run and self._trainer.run.fit_loop
         return loop.batches_done - 1 if loop else -1
 
-    @property
-    def total_batch_idx(self) -> int:
-        """The index of the running batch, counted over all epochs; -1 before the first."""
-        loop = self._trainer.run and self._trainer.run.fit_loop
-        return loop.total_batches - 1 if loop else -1
-
-    @property
-    def done(self) -> bool:
-        """Whether training would end now."""
-        return bool(reason_to_stop(self._trainer, self._trainer.state))
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
 
@@ -494,25 +448,16 @@ class FitLoopNames:
         setattr(self._trainer, name, value)
 
 
-def _run_on_rank(
-    trainer: Trainer,
-    stage: str,
-    model: LightningModule,
-    datamodule: LightningDataModule | None,
-    loaders: dict[str, Any],
-    ckpt_path: str | Path | None,
-    weights_only: bool | None,
-    keeps_outputs: bool,
-) -> Any:
-    """Run a stage in this process, one of the run's ranks."""
-    trainer.remember(model)
-    _use_ddp_hooks(trainer.strategy, model)
+def _run_on_rank(trainer: Trainer, task: Task) -> Any:
+    """Run a task in this process, one of the run's ranks."""
+    trainer.remember(task.module)
+    _use_ddp_hooks(trainer.strategy, task.module)
     trainer.strategy.connect()
-    trainer.state.begin(stage)
-    trainer.run = Run(trainer, model, datamodule, loaders)
-    if datamodule is not None:
-        datamodule.trainer = trainer
-    return run_stage(trainer.run, ckpt_path, keeps_outputs, weights_only)
+    trainer.state.begin(task.stage)
+    trainer.run = Run(trainer, task)
+    if task.datamodule is not None:
+        task.datamodule.trainer = trainer
+    return run_stage(trainer.run, task)
 
 
 def _use_ddp_hooks(strategy: Strategy, module: LightningModule) -> None:

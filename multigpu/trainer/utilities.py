@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from multigpu.errors import UserError
-from multigpu.launch.world import find_world
+from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.hyperparameters import AttributeDict
 from multigpu.trainer.refused import refused_names
 
@@ -27,30 +27,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class RankZeroOnly:
-    """The decorator `rank_zero_only`: a function runs on rank 0; elsewhere it returns None."""
+def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
+    """A decorator: the function runs on rank 0; elsewhere it returns None."""
 
-    def __init__(self) -> None:
-        self._given: int | None = None
+    @wraps(function)
+    def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        return function(*args, **kwargs) if is_rank_zero() else None
 
-    @property
-    def rank(self) -> int:
-        """This process's rank; code for Lightning reads `rank_zero_only.rank`, or sets it."""
-        return find_world().rank if self._given is None else self._given
-
-    @rank.setter
-    def rank(self, rank: int) -> None:
-        self._given = rank
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
-        @wraps(function)
-        def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            return function(*args, **kwargs) if self.rank == 0 else None
-
-        return on_rank_zero
-
-
-rank_zero_only = RankZeroOnly()
+    return on_rank_zero
 
 
 @rank_zero_only

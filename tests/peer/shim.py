@@ -46,10 +46,6 @@ NAMES: dict[str, tuple[str, tuple[str, ...] | None]] = {
         ("AdvancedProfiler", "PyTorchProfiler", "SimpleProfiler"),
     ),
     "lightning.pytorch.strategies": ("multigpu.strategies", None),
-    "lightning.pytorch.trainer.states": (
-        "multigpu.trainer.state",
-        ("RunningStage", "TrainerFn", "TrainerStatus"),
-    ),
     "lightning.pytorch.tuner": ("multigpu.trainer", ("Tuner",)),
     "lightning.pytorch.utilities": (
         "multigpu.trainer.utilities",

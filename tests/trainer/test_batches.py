@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-from collections.abc import MutableMapping
 from dataclasses import InitVar, dataclass, field
 
 import pytest
@@ -37,34 +36,6 @@ def test_a_dataclass_is_copied_and_not_made_anew():
     given = Scaled(torch.ones(2))
     new = map_tensors(given, lambda tensor: tensor + 1)
     assert (new.x.tolist(), new.scale, given.x.tolist()) == ([3.0, 3.0], 2.0, [2.0, 2.0])
-
-
-class Mine(MutableMapping):
-    """Made of something else than a mapping, and copy.copy shares what is in it."""
-
-    def __init__(self, **parts):
-        self.parts = parts
-
-    def __getitem__(self, key):
-        return self.parts[key]
-
-    def __setitem__(self, key, value):
-        self.parts[key] = value
-
-    def __delitem__(self, key):
-        del self.parts[key]
-
-    def __iter__(self):
-        return iter(self.parts)
-
-    def __len__(self):
-        return len(self.parts)
-
-
-def test_a_mapping_stays_what_it_was():
-    given = Mine(x=torch.ones(2))
-    assert map_tensors(given, lambda tensor: tensor + 1)["x"].tolist() == [2.0, 2.0]
-    assert given["x"].tolist() == [1.0, 1.0]
 
 
 def test_a_packed_sequence_goes_to_a_device_as_a_whole(request):

@@ -173,7 +173,7 @@ def test_gradients_through_all_gather_are_those_of_one_process(ranks):
 
 def test_a_collective_that_would_hang_is_refused(ranks):
     shapes, numbers = ranks[0]["refused"]
-    assert "different shapes ((1, 1), (3, 1))" in shapes
+    assert "different shapes" in shapes
     assert "different numbers of batches" in numbers
     assert all(rank["evenly gathered"] == (2, 2, 1) for rank in ranks)
 
@@ -181,7 +181,7 @@ def test_a_collective_that_would_hang_is_refused(ranks):
 def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(ranks):
     assert ranks[0]["gathered", False] == "nothing", "though they had 2 batches and 1"
     assert ranks[0]["shape", False] == ranks[1]["shape", False] == (2, 1)
-    assert "different shapes ((4,), (6,))" in ranks[0]["gathered", True]
+    assert "different shapes" in ranks[0]["gathered", True]
 
 
 @pytest.mark.parametrize("stage", ["predict", "validate"])

@@ -23,7 +23,6 @@ MODULE = (
         "prepare_data",
         "setup",
         "teardown",
-        "configure_callbacks",
         "configure_model",
         "configure_optimizers",
     ),
@@ -118,18 +117,6 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
 # ---- what a hook may do ---------------------------------------------------------------------
 
 
-def test_on_train_batch_start_can_end_the_epoch(tmp_path):
-    def begin(self, batch, batch_idx):
-        self.recorded.append(batch_idx)
-        return -1 if batch_idx == 1 and self.current_epoch == 0 else None
-
-    def note(self):
-        self.recorded.append("end")
-
-    reported, steps, _ = both(tmp_path, on_train_batch_start=begin, on_train_epoch_end=note)
-    assert reported == [0, 1, "end", 0, 1, 2, "end"] and steps == 4
-
-
 def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):
     def training_step(self, batch, batch_idx):
         return None if batch_idx == 1 else F.cross_entropy(self(batch[0]), batch[1])
@@ -164,17 +151,6 @@ def test_predict_step_is_the_forward_by_default(tmp_path):
     assert [len(rows) for rows in found] == [4, 4, 2] and torch.equal(
         found[0], module([data(10, 1).tensors[0][:4]])
     )
-
-
-def test_a_modules_own_callbacks_replace_the_trainers_of_their_class(tmp_path):
-    for L in (ours, lightnings.package()):
-        stop = L.pytorch.callbacks.EarlyStopping
-        module = user(
-            L, configure_callbacks=lambda self, stop=stop: [stop("val_loss", patience=7)]
-        )()
-        run = trainer(L, tmp_path, callbacks=[stop("val_loss", patience=1)])
-        run.fit(module)
-        assert [cb.patience for cb in run.callbacks if isinstance(cb, stop)] == [7]
 
 
 def test_hooks_of_the_batchs_way_may_stand_in_two_places():

@@ -35,17 +35,14 @@ RANKS = {
 # change)
 MISMATCHES = [
     ("torchrun", {"devices": 3}, ("3 devices", "2 ranks", "--nproc-per-node=3", "devices=2")),
-    ("torchrun", {"devices": 2, "num_nodes": 4}, ("1 node", "--nnodes=4", "num_nodes=1")),
     ("torchrun", {"strategy": "ddp2"}, ("1 rank", "2 ranks", "--nproc-per-node=1")),
     ("torchrun", {"strategy": "dp"}, ("'dp' is one process", "torchrun", "2")),
-    ("mpirun", {"devices": 3}, ("mpirun", "2 ranks", "-np 3", "devices=2")),
     (
         "mpirun",
         {"devices": 2, "num_nodes": 3},
         ("1 node", "'-np 6 -H NODE1:2,NODE2:2,NODE3:2'", "num_nodes=1"),
     ),
     ("srun", {"devices": 3}, ("srun", "2 ranks", "#SBATCH --ntasks-per-node=3", "devices=2")),
-    ("srun", {"devices": 2, "num_nodes": 2}, ("1 node", "#SBATCH --nodes=2", "num_nodes=1")),
 ]
 
 
@@ -77,8 +74,3 @@ def test_the_trainer_counts_the_nodes_that_the_launcher_started(monkeypatch, str
         monkeypatch.setenv(name, str(value))
     trainer = numbered_rows.trainer(".", strategy=strategy)
     assert trainer.num_nodes == (3 if strategy == "ddp" else 1)
-
-
-def test_the_number_of_nodes_is_the_argument(tmp_path):
-    assert numbered_rows.trainer(tmp_path, strategy="ddp", num_nodes=2).num_nodes == 2
-    assert numbered_rows.trainer(tmp_path).num_nodes == 1

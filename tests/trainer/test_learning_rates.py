@@ -49,6 +49,7 @@ SCHEDULES = {
             lr_scheduler.CosineAnnealingLR(o, 10, eta_min=0.1),
         ]
     ),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=8),
     "with a floor": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, eta_min=0.1),
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(
         o, mode="max", threshold=1e9, patience=0, min_lr=0.3
@@ -74,23 +75,6 @@ class Scheduled(Net):
         return {"optimizer": optimizer, "lr_scheduler": reported}
 
 
-class Cycle(Net):
-    def __init__(self):
-        super().__init__()
-        self.rates = []
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        optimizer.register_step_pre_hook(
-            lambda *_: self.rates.append(optimizer.param_groups[0]["lr"])
-        )
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-
 def on_two_ranks() -> dict:
     found = {}
     for strategy in ("ddp", "horovod"):
@@ -98,9 +82,6 @@ def on_two_ranks() -> dict:
             model = Scheduled(schedule)
             cpu(strategy=strategy).fit(model, DataLoader(rows(16), 1))
             found[schedule, strategy] = model.rates
-        model = Cycle()
-        cpu(strategy=strategy).fit(model, DataLoader(rows(16), 1))
-        found[f"rates of {strategy}"] = model.rates
 
     model = make_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -126,13 +107,6 @@ def test_horovod_scales_a_schedule_as_a_whole(two, schedule):
     one, more = two[0][schedule, "ddp"], two[0][schedule, "horovod"]
     assert len(set(one)) > 1 and len(one) == 8
     assert more == pytest.approx([2 * rate for rate in one])
-
-
-def test_horovod_scales_a_one_cycle_schedule_as_a_whole(two):
-    assert two[0]["rates of horovod"] == pytest.approx(
-        [2 * rate for rate in two[0]["rates of ddp"]]
-    )
-    assert len(two[0]["rates of ddp"]) == 8
 
 
 def test_horovod_scales_an_optimizer_once_that_is_used_twice(two):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
-from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
+from multigpu.trainer.loggers import CSVLogger, TensorBoardLogger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -86,40 +86,19 @@ def test_loggers_can_be_pickled(tmp_path):
         assert pickle.loads(pickle.dumps(logger)).log_dir == logger.log_dir
 
 
-def test_a_users_logger():
-    class Last(Logger):
-        def log_metrics(self, metrics, step=None):
-            self.last = metrics
-
-    logger = Last()
-    logger.log_metrics({"a": 1}, 0)
-    logger.finalize("success")
-    assert logger.last == {"a": 1}
-    assert logger.name is logger.version is logger.save_dir is logger.log_dir is None
-
-
 # ---- CSVLogger ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"name": ""}, {"name": None}, {"version": "mine"}, {"prefix": "p"}]
+    "arguments", [{}, {"name": None}, {"version": "mine"}, {"prefix": "p"}]
 )
-@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("every", [1, 3])
 def test_csv_files_are_lightnings(lightning, tmp_path, arguments, every):
     for folder, cls in (("a", lightning.loggers.CSVLogger), ("b", CSVLogger)):
         # Two runs: the second gets a new version, or replaces the files.
         for _ in range(2):
             log(cls(tmp_path / folder, flush_logs_every_n_steps=every, **arguments))
     assert files(tmp_path / "a") == files(tmp_path / "b") != {}
-
-
-def test_a_csv_of_another_run_is_replaced(tmp_path):
-    for _ in range(2):
-        logger = CSVLogger(tmp_path, version=0)
-        logger.log_metrics({"a": 1})
-        logger.finalize("success")
-    text = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text()
-    assert text.split() == ["a,step", "1,0"]
 
 
 def test_a_run_that_logs_nothing_leaves_no_folder(tmp_path):
@@ -138,15 +117,6 @@ def test_a_late_column_is_empty_in_earlier_rows(tmp_path):
         {"a": "2", "b": "", "c,d": 'x"y', "step": "1"},
         {"a": "", "b": "3", "c,d": "", "step": "2"},
     ]
-
-
-def test_csv_rows_are_written_every_n_steps(tmp_path):
-    path = tmp_path / "lightning_logs/version_0/metrics.csv"
-    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=3)
-    for step in range(3):
-        assert not path.exists()
-        logger.log_metrics({"a": 1}, step)
-    assert path.exists()
 
 
 # ---- TensorBoardLogger ----------------------------------------------------------------------
@@ -178,23 +148,13 @@ def test_tensorboard_reads_the_same(lightning, tmp_path):
     assert b"lr: 0.02" in texts[0].tensor_proto.string_val[0]
 
 
-def test_curves_in_one_diagram(lightning, tmp_path):
-    logger = TensorBoardLogger(tmp_path)
-    logger.log_metrics({"both": {"train": 1.0, "val": 2.0}, "a": 3.0}, 0)
-    logger.save()
-    assert events(logger.log_dir) == {"a": [(0, 3.0)]}
-    assert {path.name for path in (tmp_path / "lightning_logs/version_0").iterdir()} >= {
-        "both_train",
-        "both_val",
-    }
-
-
 def test_mistakes_with_tensorboard(lightning, tmp_path):
     with pytest.raises(UserError, match=r"must be a number.*'high'"):
         TensorBoardLogger(tmp_path).log_metrics({"a": "high"}, 1)
     for name in ("log_graph", "default_hp_metric", "sub_dir"):
         with pytest.raises(UserError, match=f"{name} in|{name}:"):
             TensorBoardLogger(tmp_path, **{name: True})
+        TensorBoardLogger(tmp_path, **{name: False}).log_metrics({"a": 1.0}, 1)
 
 
 def test_without_tensorboard(tmp_path, monkeypatch):

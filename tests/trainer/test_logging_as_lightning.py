@@ -133,31 +133,11 @@ def test_a_callback_logs_as_in_lightning(tmp_path):
     assert by_step == [9.0, 19.0, 4.0, 14.0, 24.0]
 
 
-def test_early_stopping_monitors_what_a_callback_logs():
-    class Logs(ours.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            self.log("worse", float(trainer.current_epoch))
-
-    stopping = ours.callbacks.EarlyStopping("worse", patience=0)
-    run = cpu(max_epochs=9, callbacks=[Logs(), stopping])
-    run.fit(make_net(), DataLoader(rows(4), 2))
-    assert run.current_epoch == 2
-
-
 def test_a_callback_outside_of_a_run_cannot_log():
     callback = ours.Callback()
     names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")
     cpu(callbacks=[callback]).fit(make_net(), DataLoader(rows(4), 2))
     names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")
-
-
-def test_where_a_module_cannot_log_a_callback_cannot():
-    class Logs(ours.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            self.log("x", 1.0)
-
-    run = cpu(callbacks=[Logs()])
-    names(lambda: run.fit(make_net(), DataLoader(rows(4), 2)), "'x'", "on_fit_start")
 
 
 # ---- a LightningModule inside another -------------------------------------------------------
@@ -203,23 +183,6 @@ def test_an_inner_module_that_logs_names_the_outer_one():
         "Inner",
         "Outer",
     )
-
-
-def test_a_module_that_was_trained_alone_can_become_an_inner_one():
-    class Trained(Inner):
-        training_step = Net.training_step
-        configure_optimizers = Net.configure_optimizers
-
-        def forward(self, x):
-            return self.layer(x)
-
-    inner = Trained(logs=False)
-    cpu().fit(inner, DataLoader(rows(4), 2))
-    outer = Outer(inner)
-    run = cpu(max_epochs=3)
-    run.fit(outer, DataLoader(rows(4), 2))
-    assert inner.trainer is run
-    cpu().fit(inner, DataLoader(rows(4), 2))  # and alone again
 
 
 # ---- the loggers ----------------------------------------------------------------------------

@@ -1,10 +1,7 @@
 """self.log on two ranks: sync_dist, different names, a scheduler that reads the values."""
 
-import warnings
-
 import numbered_rows
 import pytest
-import small_net
 import torch
 import torch.nn.functional as F
 from regression_net import Net, batches, trained
@@ -60,20 +57,12 @@ class Late(Plateau):
     configure_optimizers = Net.configure_optimizers
 
 
-class Alone(small_net.Net):
-    def training_step(self, batch, batch_idx):
-        if self.global_rank == 0:
-            self.log("alone", 1.0, sync_dist=True)
-        return super().training_step(batch, batch_idx)
-
-
 def log_differently(folder, rank):
     def step(net, batch, batch_idx):
         net.log("both", 1.0 + rank, on_step=True, on_epoch=True, sync_dist=True)
         net.log(
             "this" if rank else "that", 5.0 + rank, on_step=True, on_epoch=True, sync_dist=True
         )
-        net.log("mine", 1.0 + rank, on_step=False, on_epoch=True, rank_zero_only=True)
         if batch_idx == 1 and rank == 1:
             net.log("seldom", 4.0, on_step=False, on_epoch=True, reduce_fx="sum")
 
@@ -93,12 +82,6 @@ def logs(folder: str) -> dict:
     model = Late(True)
     trained(model, batches(80), strategy="ddp", log_every_n_steps=5)
     found["seen late"] = model.seen
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        small_net.cpu(strategy="ddp").fit(Alone(), DataLoader(small_net.rows(8), 2))
-    found["alone"] = {
-        str(warning.message) for warning in caught if "alone" in str(warning.message)
-    }
     return found
 
 
@@ -146,7 +129,6 @@ def test_ranks_may_log_different_names(two):
             "both": 1.5,
             "both_step": 1.5,
             "both_epoch": 1.5,
-            "mine": 1.0,
             "seldom": 4.0,
             "that": 5.0,
             "that_step": 5.0,
@@ -155,12 +137,3 @@ def test_ranks_may_log_different_names(two):
             "this_step": 6.0,
             "this_epoch": 6.0,
         }
-
-
-def test_a_name_that_one_rank_alone_logs_is_said_once(two):
-    (reported,) = two[0]["alone"]
-    assert (
-        reported.startswith("self.log('alone', sync_dist=True)")
-        and "some ranks" in reported
-        and not two[1]["alone"]
-    )

@@ -1,8 +1,5 @@
 """Manual optimization: how a module says so, and what ranks and strategies make of it."""
 
-import copy
-import pickle
-
 import plain_net
 import pytest
 import torch
@@ -44,44 +41,6 @@ def test_a_scheduler_can_be_made_of_what_optimizers_returns():
     model = Schedules()
     plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
     assert model.rates == pytest.approx([0.05, 0.025]) and model.global_step == 2
-
-
-COPIES = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
-}
-
-
-@pytest.mark.parametrize("make_copy", COPIES.values(), ids=COPIES)
-def test_a_copy_of_what_optimizers_returns_is_an_optimizer_without_the_run(make_copy):
-    class Copies(plain_net.Net):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            self.copy = make_copy(optimizer)
-            self.copy.step()
-
-    model, run = Copies(), plain_net.trainer(max_steps=-1, max_epochs=1)
-    run.fit(model, DataLoader(plain_net.rows(), 4))
-    assert type(model.copy) is torch.optim.SGD and run.global_step == 0
-    assert model.copy.param_groups[0]["lr"] == 0.1
-
-
-def test_a_copy_of_a_module_has_a_copy_of_the_optimizer_that_it_keeps():
-    class Keeps(plain_net.Net):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            self.kept = self.optimizers()
-            self.copy = copy.deepcopy(self)
-
-    model = Keeps()
-    plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
-    parameters = model.copy.kept.param_groups[0]["params"]
-    assert parameters[0] is model.copy.layer.weight is not model.layer.weight
 
 
 def test_a_class_may_say_that_its_optimization_is_manual():

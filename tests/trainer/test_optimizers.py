@@ -43,17 +43,12 @@ def watching(module):
 FORMS = {
     "an optimizer": sgd,
     "a list": lambda module: [sgd(module)],
-    "a tuple": lambda module: (sgd(module),),
     "two lists": in_two_lists,
-    "two lists, a dict": lambda module: in_two_lists(
-        module, lambda s: {"scheduler": s, "interval": "step"}
-    ),
     "a dict": lambda module: {"optimizer": sgd(module)},
     "a dict, a scheduler": bare,
     "a dict of dicts": lambda module: with_scheduler(
         module, interval="step", frequency=2, name="mine"
     ),
-    "a dict in a list": lambda module: [with_scheduler(module)],
     "a metric": watching,
     "none": lambda module: None,
 }
@@ -75,7 +70,7 @@ def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp
     )
     assert len(reported) == 7 and steps == 6
     assert (reported[0] == reported[-1]) == (
-        form in ("an optimizer", "a list", "a tuple", "a dict", "none")
+        form in ("an optimizer", "a list", "a dict", "none")
     )
 
 

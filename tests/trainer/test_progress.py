@@ -11,10 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightnings import fake
-from small_net import make_net, rows
-from torch.utils.data import DataLoader
 
-import multigpu.trainer as L
 from multigpu.trainer.callbacks import TQDMProgressBar, progress
 
 
@@ -78,7 +75,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         bar.print("a", 1, sep="-")
         bar.on_train_end(trainer, None)
     shown = terminal.getvalue()
-    for text in ("Epoch 0: 100%", "4/4", "loss=0.5", "Epoch 0, validation", "a-1\n"):
+    for text in ("Epoch 0: 100%", "4/4", "loss=0.5", "a-1\n"):
         assert text in shown
     assert printed_by(bar, "b") == "b\n", "the bar is closed"
 
@@ -142,9 +139,3 @@ def test_an_endless_epoch_has_a_bar_without_a_total():
 
 
 # ---- in a run -------------------------------------------------------------------------------
-
-
-def test_predict_with_a_progress_bar():
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert len(trainer.predict(make_net(), DataLoader(rows(4).tensors[0], 2))) == 2
-    assert trainer.state.num_batches["predict"] == [2]

@@ -39,13 +39,6 @@ def test_a_checkpoint_watches_what_is_logged_at_the_epochs_end(tmp_path):
     )
 
 
-def test_best_is_that_of_the_module_s_own_callbacks(tmp_path):
-    model = small_net.make_net()
-    model.configure_callbacks = lambda: L.callbacks.ModelCheckpoint(tmp_path, monitor="v")
-    trainer = small_net.fitted(model, enable_checkpointing=True)
-    assert trainer.test(model, small_net.loaders()[1], ckpt_path="best", verbose=False)
-
-
 def test_fast_dev_run_leaves_the_users_checkpoint_callback(tmp_path):
     saver = L.callbacks.ModelCheckpoint(tmp_path / "none")
     trainer = small_net.fitted(
@@ -172,7 +165,7 @@ def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
     assert Extra.load_from_checkpoint(path).found == 3
     with pytest.raises(
         UserError,
-        match=r"Wider: layer\.weight .*\(2, 4\).*\(2, 5\)",
+        match=r"Wider: .*layer\.weight.*2, 4.*2, 5",
     ):
         Wider.load_from_checkpoint(path)
     run.fit(plain := plain_net.Net(), DataLoader(plain_net.rows(), 4))

@@ -22,8 +22,7 @@ class LearningRateMonitor(Callback):
     Its name is "lr-SGD" or, with several parameter groups, "lr-SGD/pg1", "lr-SGD/pg2", …,
     or the groups' own names.
 
-    `logging_interval` is "step", "epoch", or None for each scheduler's own interval. `lrs`
-    contains the logged values: one list per name.
+    `logging_interval` is "step", "epoch", or None for each scheduler's own interval.
 
     Raises UserError if the Trainer has no logger.
     """
@@ -36,7 +35,6 @@ class LearningRateMonitor(Callback):
                 "expected 'step', 'epoch' or None."
             )
         self.logging_interval = logging_interval
-        self.lrs: dict[str, list[float]] = {}
 
     def on_train_start(self, trainer, pl_module):
         if not trainer.loggers:
@@ -44,7 +42,6 @@ class LearningRateMonitor(Callback):
                 "LearningRateMonitor needs a logger: "
                 "remove logger=False from the Trainer's arguments."
             )
-        self.lrs = {name: [] for _, names, _ in _named(trainer) for name in names}
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         every = trainer.log_every_n_steps
@@ -64,7 +61,6 @@ class LearningRateMonitor(Callback):
                 continue
             for group, name in zip(optimizer.param_groups, names, strict=True):
                 rates[name] = float(group["lr"])
-                self.lrs.setdefault(name, []).append(rates[name])
         if not rates:
             return
         trainer.callback_metrics.update({name: torch.tensor(rates[name]) for name in rates})

@@ -27,26 +27,8 @@ from multigpu.trainer.refused import refuse_arguments
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# The attributes that a checkpoint contains, and those that are restored from it unless
-# `dirpath` has changed. The names are Lightning's.
-STATE = (
-    "monitor",
-    "best_model_score",
-    "best_model_path",
-    "current_score",
-    "dirpath",
-    "best_k_models",
-    "kth_best_model_path",
-    "kth_value",
-    "last_model_path",
-)
-RESTORED = (
-    "best_model_score",
-    "kth_best_model_path",
-    "kth_value",
-    "best_k_models",
-    "last_model_path",
-)
+# The attributes that a checkpoint contains. The names are Lightning's.
+STATE = ("best_model_path", "best_model_score", "best_k_models", "last_model_path", "dirpath")
 
 
 class ModelCheckpoint(Callback):
@@ -108,11 +90,6 @@ class ModelCheckpoint(Callback):
             every_n_epochs = 1
         self.every_n_train_steps = every_n_train_steps or 0
         self.every_n_epochs = every_n_epochs or 0
-        for name in ("every_n_train_steps", "every_n_epochs"):
-            if (number := getattr(self, name)) < 0:
-                raise UserError(
-                    f"ModelCheckpoint({name}={number}): give 1 or more, or 0 for never."
-                )
         if self.every_n_train_steps and self.every_n_epochs:
             raise UserError(
                 "ModelCheckpoint accepts every_n_train_steps or every_n_epochs: for two "
@@ -132,14 +109,9 @@ class ModelCheckpoint(Callback):
         self.best_k_models: dict[str, Tensor] = {}
         self.best_model_path = ""
         self.best_model_score: Tensor | None = None
-        self.kth_best_model_path = ""
-        self.kth_value = torch.tensor(WORST[mode])
-        self.current_score: Tensor | None = None
         self.last_model_path = ""
         self._last_global_step_saved = 0  # before the first step there is nothing to save
-        self._saves_after_validation = False
         self._has_validated = False
-        self._has_ended_epoch = False
 
     @property
     def state_key(self) -> str:
@@ -161,8 +133,8 @@ class ModelCheckpoint(Callback):
         previous folder is deleted.
         """
         self.best_model_path = state_dict["best_model_path"]
-        previous = state_dict.get("dirpath", self.dirpath)
-        if previous != self.dirpath:
+        previous = state_dict["dirpath"]
+        if self.dirpath not in (None, previous):
             if is_rank_zero():
                 warnings.warn(
                     f"the checkpoints' folder was {previous} and is now {self.dirpath}: "
@@ -170,8 +142,8 @@ class ModelCheckpoint(Callback):
                     stacklevel=2,
                 )
             return
-        for name in RESTORED:
-            setattr(self, name, copy(state_dict.get(name, getattr(self, name))))
+        for name in STATE:
+            setattr(self, name, copy(state_dict[name]))
 
     # ---- hooks: when to save --------------------------------------------------------------
 
@@ -185,37 +157,21 @@ class ModelCheckpoint(Callback):
 
     def on_train_start(self, trainer, pl_module):
         self._has_validated = False
-        self._has_ended_epoch = False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         every = self.every_n_train_steps
-        if not every or trainer.global_step % every:
-            return
-        monitors = self.monitor is not None
-        # "epoch" and "step" are never missing: _metrics adds them.
-        is_missing = monitors and self.monitor not in self._metrics(trainer)
-        if is_missing and self._has_ended_epoch and self._all_metrics_are_logged(trainer):
-            raise missing_metric(self.monitor, trainer.callback_metrics, "ModelCheckpoint")
-        is_last = batch_idx + 1 == trainer.num_training_batches
-        if is_missing or (monitors and is_last and self._waits_for_validation(trainer)):
-            self._saves_after_validation = True
-        elif not self._skips(trainer):
-            self._save(trainer)
+        if every and trainer.global_step % every == 0 and not self._skips(trainer):
+            metrics = self._metrics(trainer)
+            self._save_top_k(trainer, metrics)
+            self._save_last(trainer, metrics)
 
     def on_train_epoch_end(self, trainer, pl_module):
-        self._has_ended_epoch = True
         if not self._skips(trainer) and self._saves_on_train_epoch_end(trainer):
             self._save_after_epoch(trainer)
 
     def on_validation_end(self, trainer, pl_module):
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._has_validated = True
-        if self._skips(trainer) or self._saves_on_train_epoch_end(trainer):
-            return
-        if self._saves_after_validation:
-            self._saves_after_validation = False
-            self._save(trainer)
-        else:
+        self._has_validated = not trainer.sanity_checking
+        if not self._skips(trainer) and not self._saves_on_train_epoch_end(trainer):
             self._save_after_epoch(trainer)
 
     def on_train_end(self, trainer, pl_module):
@@ -237,17 +193,6 @@ class ModelCheckpoint(Callback):
         if trainer.check_val_every_n_epoch != 1:
             return False
         return not _num_val_batches(trainer) or trainer.val_check_interval == 1.0
-
-    def _waits_for_validation(self, trainer: Trainer) -> bool:
-        """Whether this epoch ends with a validation and its checkpoint is saved after that."""
-        every = trainer.check_val_every_n_epoch
-        this_epoch = every is None or (trainer.current_epoch + 1) % every == 0
-        validates = trainer.enable_validation and _num_val_batches(trainer) > 0
-        return validates and this_epoch and not self._saves_on_train_epoch_end(trainer)
-
-    def _all_metrics_are_logged(self, trainer: Trainer) -> bool:
-        """Whether each hook that could log the metric has run once."""
-        return self._has_validated or not trainer.enable_validation
 
     # ---- files ----------------------------------------------------------------------------
 
@@ -314,11 +259,6 @@ class ModelCheckpoint(Callback):
 
     # ---- saving ---------------------------------------------------------------------------
 
-    def _save(self, trainer: Trainer) -> None:
-        metrics = self._metrics(trainer)
-        self._save_top_k(trainer, metrics)
-        self._save_last(trainer, metrics)
-
     def _save_after_epoch(self, trainer: Trainer) -> None:
         metrics = self._metrics(trainer)
         every = self.every_n_epochs
@@ -338,7 +278,7 @@ class ModelCheckpoint(Callback):
                 self._remove(trainer, previous, self.best_model_path)
         elif self.monitor in metrics:
             self._save_monitored(trainer, metrics)
-        elif self._all_metrics_are_logged(trainer):
+        elif self._has_validated or not trainer.enable_validation:
             raise missing_metric(self.monitor, metrics, "ModelCheckpoint")
         else:
             warnings.warn(
@@ -349,10 +289,10 @@ class ModelCheckpoint(Callback):
 
     def _save_monitored(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         current = to_score(metrics[self.monitor])
-        is_full = 0 < self.save_top_k <= len(self.best_k_models)
-        if is_full:
-            worst_kept = self.best_k_models[self.kth_best_model_path]
-            is_better = bool(IS_BETTER[self.mode](current, worst_kept))
+        replaced = ""
+        if 0 < self.save_top_k <= len(self.best_k_models):  # full: the worst leaves
+            replaced = self._worst()
+            is_better = bool(IS_BETTER[self.mode](current, self.best_k_models[replaced]))
             if not trainer.strategy.reduce_boolean_decision(is_better):
                 if self.verbose:
                     trainer.print(
@@ -360,7 +300,6 @@ class ModelCheckpoint(Callback):
                         f"{self.save_top_k}."
                     )
                 return
-        replaced = self.kth_best_model_path if is_full else ""
         path = self._path(trainer, metrics, replaced)
         # A metric that was not reduced differs between ranks, but best_k_models must not
         # differ. Therefore all ranks use rank 0's path and score.
@@ -376,16 +315,17 @@ class ModelCheckpoint(Callback):
         """Add `path` with its score to best_k_models, and remove `replaced`."""
         if torch.isnan(current):
             current = torch.tensor(WORST[self.mode])
-        self.current_score = current
         kept = self.best_k_models
         kept.pop(replaced, None)
         kept[path] = current
-        best, worst = (min, max) if self.mode == "min" else (max, min)
+        best = min if self.mode == "min" else max
         self.best_model_path = best(kept, key=kept.__getitem__)
         self.best_model_score = kept[self.best_model_path]
-        if self.save_top_k <= len(kept):
-            self.kth_best_model_path = worst(kept, key=kept.__getitem__)
-            self.kth_value = kept[self.kth_best_model_path]
+
+    def _worst(self) -> str:
+        """The path of the worst checkpoint that is kept."""
+        worst = max if self.mode == "min" else min
+        return worst(self.best_k_models, key=self.best_k_models.__getitem__)
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         if not self.save_last:

@@ -24,18 +24,13 @@ def check_mode(mode: str, callback: str) -> str:
 
 def missing_metric(monitor: str, names: Iterable[str], callback: str) -> UserError:
     """Return the error for a metric that was not logged. `names` are the logged metrics."""
-    names = sorted(names)
-    logged = f"the metrics are {', '.join(names)}" if names else "no metric was logged yet"
-    suggestion = did_you_mean(monitor, names)
-    hint = suggestion or f"call self.log({monitor!r}, ...) in the LightningModule."
-    of_validation = monitor.startswith(("val", "test"))
-    if of_validation and f"'{monitor[:3]}" not in suggestion:
-        hint = (
-            "log it in validation_step, and run a validation in each epoch before "
-            f"{callback} reads the metric."
-        )
+    logged = ", ".join(sorted(names)) or "none"
+    hint = did_you_mean(monitor, names) or (
+        f"call self.log({monitor!r}, …) before {callback} reads it."
+    )
     return UserError(
-        f"{callback}(monitor={monitor!r}): there is no such metric; {logged}: {hint}"
+        f"{callback}(monitor={monitor!r}): there is no such metric; the metrics are {logged}: "
+        f"{hint}"
     )
 
 

@@ -12,8 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from multigpu.errors import UserError
 from multigpu.trainer.callbacks.callback import Callback
+from multigpu.trainer.refused import refuse_arguments
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -28,28 +28,6 @@ SECONDS_BETWEEN_DRAWINGS = 0.1
 class ProgressBar(Callback):
     """The base class of progress bars: a subclass draws the bar."""
 
-    def __init__(self) -> None:
-        self._enabled = True
-
-    def disable(self) -> None:
-        self._enabled = False
-
-    def enable(self) -> None:
-        self._enabled = True
-
-    @property
-    def trainer(self) -> Trainer:
-        """The Trainer of the run. Raises UserError between runs."""
-        if self._trainer is None:
-            raise UserError(
-                f"{type(self).__name__}.trainer is read outside of a run: read it in a hook."
-            )
-        return self._trainer
-
-    def setup(self, trainer, pl_module, stage):
-        if not trainer.is_global_zero:
-            self.disable()
-
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The metrics that the bar shows: those logged with prog_bar=True."""
         return dict(trainer.progress_bar_metrics)
@@ -59,26 +37,20 @@ class ProgressBar(Callback):
 
 
 class TQDMProgressBar(ProgressBar):
-    """Draw one tqdm bar per epoch, validation, test and prediction.
+    """Draw one tqdm bar per epoch, validation, test and prediction, on rank 0.
 
     If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
     instead. The bar is drawn every `refresh_rate` batches (0: never), but at most ten times
-    per second. With `leave` the bars of all epochs stay on the screen, otherwise only the last
-    one stays. Only rank 0 draws.
+    per second. With `leave` the bars of all epochs stay on the screen, else the last one.
     """
 
-    def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False):
-        super().__init__()
+    def __init__(self, refresh_rate: int = 1, leave: bool = False, **refused: Any):
+        refuse_arguments("TQDMProgressBar", refused)
         self.refresh_rate = refresh_rate
-        self.process_position = process_position
         self._leave = leave
         self._bar: tqdm | None = None  # None while no loop runs
         self._batches_done = 0
         self._next_drawing = 0.0
-
-    @property
-    def is_enabled(self) -> bool:
-        return self._enabled and self.refresh_rate > 0
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_bar": None}  # a bar cannot be pickled
@@ -92,6 +64,8 @@ class TQDMProgressBar(ProgressBar):
         else:
             self._bar.write(sep.join(map(str, args)), end=end, file=file)
 
+    # ---- training -------------------------------------------------------------------------
+
     def on_train_epoch_start(self, trainer, pl_module):
         self._open(trainer, f"Epoch {trainer.current_epoch}", "train")
 
@@ -101,27 +75,23 @@ class TQDMProgressBar(ProgressBar):
     def on_train_epoch_end(self, trainer, pl_module):
         if self._bar is not None:
             self._draw(trainer, pl_module)
-        elif self.is_enabled and not _can_draw():
+        elif self.refresh_rate and trainer.is_global_zero and not _can_draw():
             metrics = self.get_metrics(trainer, pl_module)
             fields = [f"epoch {trainer.current_epoch}", f"step {trainer.global_step}"]
             fields += [f"{name} {_short(value)}" for name, value in metrics.items()]
             builtins.print("  ".join(fields), flush=True)
 
     def on_train_end(self, trainer, pl_module):
-        self._close(leave=True)
+        self._close()
+
+    def on_exception(self, trainer, pl_module, exception):
+        self._close()
+
+    # ---- validation, test, prediction -------------------------------------------------------
 
     def on_validation_start(self, trainer, pl_module):
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate":  # during training the epoch's bar stays
             self._open(trainer, "Validation", "val")
-        elif self._bar is not None:
-            # During training the epoch's bar stays, and shows that a validation runs.
-            self._bar.set_description(f"Epoch {trainer.current_epoch}, validation")
-
-    def on_validation_end(self, trainer, pl_module):
-        if trainer.state.fn == "validate":
-            self._close(leave=True)
-        elif self._bar is not None:
-            self._bar.set_description(f"Epoch {trainer.current_epoch}")
 
     def on_test_start(self, trainer, pl_module):
         self._open(trainer, "Testing", "test")
@@ -135,20 +105,20 @@ class TQDMProgressBar(ProgressBar):
         if trainer.state.fn != "fit":
             self._count_batch(trainer, pl_module)
 
-    on_validation_batch_end = on_test_batch_end
-    on_predict_batch_end = on_test_batch_end
-
     def on_test_end(self, trainer, pl_module):
-        self._close(leave=True)
+        if trainer.state.fn != "fit":
+            self._close()
 
-    on_predict_end = on_test_end
+    on_validation_batch_end = on_predict_batch_end = on_test_batch_end
+    on_validation_end = on_predict_end = on_test_end
 
-    def on_exception(self, trainer, pl_module, exception):
-        self._close(leave=True)
+    # ---- the bar ----------------------------------------------------------------------------
 
     def _open(self, trainer: Trainer, description: str, name: str) -> None:
-        self._close(leave=self._leave)
-        if not (self.is_enabled and _can_draw()):
+        if self._bar is not None:
+            self._bar.leave = self._leave  # else the next bar takes its line
+        self._close()
+        if not (self.refresh_rate and trainer.is_global_zero and _can_draw()):
             return
         from tqdm import tqdm
 
@@ -159,8 +129,6 @@ class TQDMProgressBar(ProgressBar):
         self._bar = tqdm(
             desc=description,
             total=None if math.isinf(total) else int(total),
-            position=self.process_position,
-            leave=True,
             dynamic_ncols=True,
             file=sys.stdout,
         )
@@ -183,9 +151,8 @@ class TQDMProgressBar(ProgressBar):
         self._bar.refresh()
         self._next_drawing = time.monotonic() + SECONDS_BETWEEN_DRAWINGS
 
-    def _close(self, leave: bool) -> None:
+    def _close(self) -> None:
         if self._bar is not None:
-            self._bar.leave = leave
             self._bar.close()
             self._bar = None
 

@@ -136,8 +136,3 @@ class FolderLogger(Logger):
     def finalize(self, status: str) -> None:
         if self._experiment is not None:  # a run that logged nothing leaves no folder
             self.save()
-
-
-def as_dict(params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
-    """Hyperparameters as a dict."""
-    return dict(vars(params) if isinstance(params, Namespace) else params or {})

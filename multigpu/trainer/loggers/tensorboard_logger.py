@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
-from multigpu.trainer.loggers.logger import FolderLogger, as_dict
+from multigpu.trainer.loggers.logger import FolderLogger
 from multigpu.trainer.refused import REFUSED, refuse_arguments
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class TensorBoardLogger(FolderLogger):
         **kwargs: Any,
     ):
         super().__init__(save_dir, name, version, prefix)
-        refuse_arguments("TensorBoardLogger", REFUSED.keys() & kwargs.keys())
+        refused = {name: kwargs.pop(name) for name in REFUSED.keys() & kwargs.keys()}
+        refuse_arguments("TensorBoardLogger", refused)
         self._kwargs = kwargs
 
     def _open(self) -> SummaryWriter:
@@ -48,15 +49,8 @@ class TensorBoardLogger(FolderLogger):
         return SummaryWriter(log_dir=self.log_dir, **self._kwargs)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log the metrics of this step.
-
-        A value that is a dict becomes curves in one diagram (SummaryWriter.add_scalars).
-        """
         for name, value in metrics.items():
             name = f"{self._prefix}{name}"
-            if isinstance(value, dict):
-                self.experiment.add_scalars(name, value, step)
-                continue
             try:
                 self.experiment.add_scalar(name, float(value), step)
             except (TypeError, ValueError, RuntimeError):
@@ -68,7 +62,8 @@ class TensorBoardLogger(FolderLogger):
         self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any
     ) -> None:
         """Write the hyperparameters as a text, "hparams"."""
-        lines = (f"    {name}: {value}" for name, value in as_dict(params).items())
+        values = vars(params) if isinstance(params, Namespace) else params or {}
+        lines = (f"    {name}: {value}" for name, value in values.items())
         self.experiment.add_text("hparams", "\n".join(lines))
 
     def save(self) -> None:
