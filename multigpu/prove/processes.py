@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from multigpu.errors import UserError
 from multigpu.prove import record, settings, workspace
 from multigpu.prove.record import ASK_WHERE, DONE_PREFIX, SUFFIX, WHERE_SUFFIX, RankRecord
@@ -223,8 +225,8 @@ def end_all(run: Run) -> None:
         until = time.monotonic() + seconds
         processes = _processes(run.folder)
         for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+            with suppress(psutil.Error):
+                process.send_signal(number)
         while processes and time.monotonic() < until:
             with suppress(ChildProcessError):
                 run.process.poll()
@@ -234,28 +236,25 @@ def end_all(run: Run) -> None:
             return
 
 
-def _processes(folder: Path) -> list[int]:
-    mark = json.dumps({"folder": str(folder)})[1:-1].encode()
+def _processes(folder: Path) -> list[psutil.Process]:
+    mark = json.dumps({"folder": str(folder)})[1:-1]
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (entry / "environ").read_bytes() and not _is_zombie(entry):
-                found.append(int(entry.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_ours = any(mark in value for value in process.environ().values())
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
 def _cpu_seconds(folder: Path) -> float:
     """The processor time of a run's living processes."""
-    ticks = 0
+    seconds = 0.0
     for process in _processes(folder):
-        with suppress(OSError):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _is_zombie(entry: Path) -> bool:
-    return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def shown(command: list[str]) -> str:

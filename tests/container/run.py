@@ -86,6 +86,7 @@ def build(root: Path) -> dict[str, str]:
             # It mounts /proc. What stayed mounted would be deleted with the folder.
             debootstrap = ["debootstrap", "--variant=minbase", suite, str(root)]
             subprocess.run(["unshare", "--mount", *debootstrap], check=True)
+            (root / "etc/hosts").write_text("127.0.0.1 localhost\n")  # as Docker writes it
             for path in map(Path, bound()):
                 place = root / path.relative_to("/")
                 (place if path.is_dir() else place.parent).mkdir(parents=True, exist_ok=True)
