@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=512, help="sequences of a step")
     parser.add_argument("--micro-batch", type=int, default=1, help="its sequences on a rank")
+    parser.add_argument("--tensor", choices=["inside", "across"], default="inside")
     args = parser.parse_args()
     stages, copies, shards, _ = args.mesh
     rows = args.batch // (copies * shards)
@@ -45,7 +46,9 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
-    mesh = init_device_mesh("cuda", tuple(args.mesh), mesh_dim_names=script.DIMENSIONS)
+    order = [0, 1, 2, 3] if args.tensor == "inside" else [3, 0, 1, 2]
+    sizes, names = zip(*((args.mesh[i], script.DIMENSIONS[i]) for i in order), strict=True)
+    mesh = init_device_mesh("cuda", sizes, mesh_dim_names=names)
     index = mesh.get_local_rank("stages")
     with torch.device("meta"):  # no memory until the weights are divided
         model = script.GPT(args.layers, args.hidden, args.heads, args.length, args.words)
