@@ -138,6 +138,19 @@ def train(
     ).items():
         os.environ.setdefault(name, str(value))
     dist.init_process_group("gloo")
+    weights = make_steps(shape, steps, load, save, at)
+    dist.destroy_process_group()
+    return weights
+
+
+def make_steps(
+    shape: tuple[int, ...],
+    steps: tuple[int, int] = (0, 3),
+    load: str = "",
+    save: str = "",
+    at: int | None = None,
+) -> dict[str, torch.Tensor]:
+    """`train` in a process group that there is."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=script.DIMENSIONS)
     index, copy, shard, _ = mesh.get_coordinate()
     torch.manual_seed(0)
@@ -159,12 +172,10 @@ def train(
         script.train_step(schedule, stage, optimizer, rows)
     if save and at is None:
         dcp.save(script.parts(stage, optimizer), checkpoint_id=save)
-    weights = {
+    return {
         name: (one.full_tensor() if isinstance(one, DTensor) else one).detach()
         for name, one in stage.named_parameters()
     }
-    dist.destroy_process_group()
-    return weights
 
 
 def trained(shape: tuple[int, ...], **options: object) -> dict[str, torch.Tensor]:

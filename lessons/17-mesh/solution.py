@@ -170,9 +170,9 @@ with exercise.check("guess_mesh", "gigabytes", points=2) as student:
 # %% [markdown]
 # ## 2. Write: who talks to whom? (8 points)
 # `mesh` has the size of each dimension by its name, in the order of the dimensions. Ranks are
-# numbered as in `init_device_mesh`: neighbours in the last dimension have neighbouring numbers.
-# `groups(rank, mesh)` returns a dictionary: for each name the ranks that differ from this rank
-# in this dimension alone, itself too, as a list in order.
+# numbered as in `init_device_mesh`: neighbours in the last dimension have neighbouring
+# numbers. `groups(rank, mesh)` returns a dictionary: for each name the ranks that differ from
+# this rank in this dimension alone, itself too, as a list in order.
 
 
 # %%
@@ -201,26 +201,25 @@ with exercise.check("groups", "other meshes", points=5, hidden=True) as student:
 
 # %% [markdown]
 # ## 3. Choose a layout within a memory (8 points)
-# `layout(case)` returns `[stages, shards, tensor]` for a GPT. `case` has plain numbers: `gpus`,
-# `per_node`, `memory` of a GPU in bytes, `batch` in sequences, `weights`, `blocks`, `hidden`,
-# `tokens` of a sequence, `flops` that a GPU computes in a second, and the bytes a second of a
-# GPU `inside` a node and `between` nodes.
+# `layout(case)` returns `[stages, shards, tensor]` for a GPT. `case` has plain numbers:
+# `gpus`, `per_node`, `memory` of a GPU in bytes, `batch` in sequences, `weights`, `blocks`,
+# `hidden`, `tokens` of a sequence, `flops` that a GPU computes in a second, and the bytes a
+# second of a GPU `inside` a node and `between` nodes.
 #
-# Rules: the three are powers of two, and their product is `gpus`; tensor is at most `per_node`;
-# stages divide `blocks`, shards divide `batch`, and a micro-batch is one sequence: there are
-# `batch / shards` of them, at least as many as stages. A GPU needs
-# 16 × weights / (stages × shards × tensor) + 34 × tokens × hidden × blocks / tensor bytes.
+# Rules: the three are powers of two, and their product is `gpus`; tensor is at most
+# `per_node`; stages divide `blocks`, shards divide `batch`, and a micro-batch is one sequence:
+# there are `batch / shards` of them, at least as many as stages. A GPU needs 16 × weights /
+# (stages × shards × tensor) + 34 × tokens × hidden × blocks / tensor bytes.
 #
-# A step takes 6 × weights × batch × tokens / gpus FLOPs, and for each micro-batch 4 all-reduces
-# of 2 × tokens × hidden bytes over tensor in each block of the stage; all of this
+# A step takes 6 × weights × batch × tokens / gpus FLOPs, and for each micro-batch 4
+# all-reduces of 2 × tokens × hidden bytes over tensor in each block of the stage; all of this
 # 1 + (stages − 1) / micro-batches times, for the bubble. On top, over shards: two all-gathers
-# of the stage's weights in 2 bytes, divided by tensor, and one reduce-scatter in 4 bytes.
-# What stages send to each other is not counted.
-# The checks simulate the collectives. Of the layouts that fit, yours may be at most 10% slower
-# than the fastest. For an estimate: an all-gather among n sends (n − 1) / n of the bytes over
-# the slowest link, an all-reduce twice that. If shards are on several nodes, neighbours of a
-# node share the work of a ring: its speed is that of min(per_node / tensor, shards) GPUs
-# between nodes, but not above `inside`.
+# of the stage's weights in 2 bytes, divided by tensor, and one reduce-scatter in 4 bytes. What
+# stages send to each other is not counted. The checks simulate the collectives. Of the layouts
+# that fit, yours may be at most 10% slower than the fastest. For an estimate: an all-gather
+# among n sends (n − 1) / n of the bytes over the slowest link, an all-reduce twice that. If
+# shards are on several nodes, neighbours of a node share the work of a ring: its speed is that
+# of min(per_node / tensor, shards) GPUs between nodes, but not above `inside`.
 
 
 # %%
@@ -281,7 +280,7 @@ with exercise.check("layout", "two networks", points=3) as student:
 with exercise.check("layout", "other clusters", points=3, hidden=True) as student:
     few = student.random.choice([32, 64])
     cases = [
-        case(128, "NVLink4", "NDR400", 40 * 10**9, 2 * 128),
+        case(128, "NVLink4", "NDR400", 8 * 10**9, 2 * 128),
         case(few, "NVLink2", "RoCE100", 12 * 10**9, 4 * few),
         case(256, "NVLink3", "Ethernet25", 20 * 10**9, 1024),
         case(16, "PCIe4", "HDR200", 60 * 10**9, 64),

@@ -144,7 +144,7 @@ def groups(rank, mesh):
         "the bubble is forgotten",
         "layout",
         changed(LAYOUT, ("seconds *= 1 + (stages - 1) / rows", "pass")),
-        (CLUSTERS,),
+        (NETWORKS, CLUSTERS),
     ),
     Known(
         "the all-reduces of tensor parallelism are forgotten",
@@ -153,7 +153,7 @@ def groups(rank, mesh):
             LAYOUT,
             ('seconds += sums * 2 * (tensor - 1) / tensor * size / case["inside"]', "pass"),
         ),
-        (CLUSTERS,),
+        (NETWORKS, CLUSTERS),
     ),
     Known(
         "a rank in each dimension",
