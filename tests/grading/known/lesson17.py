@@ -156,6 +156,12 @@ def groups(rank, mesh):
         (NETWORKS, CLUSTERS),
     ),
     Known(
+        "no size above 8",
+        "layout",
+        changed(LAYOUT, ("range(11)", "range(4)")),
+        (CLUSTERS,),
+    ),
+    Known(
         "a rank in each dimension",
         "layout",
         "# answer: layout\ndef layout(case):\n    return [1, 1, 1]\n",
