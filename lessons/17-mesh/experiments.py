@@ -440,7 +440,10 @@ def draw_layouts(gpus: int) -> "Figure":
     axes.set_yticks([-place for place in range(len(rows))], labels)
     title = f"A GPT with 6.9 billion weights on {gpus:,} A100s (simulated)"
     axes.set(
-        xlim=(0, 6000), xlabel="tokens a second of each GPU: predicted range", title=title
+        xlim=(0, 7500),
+        ylim=(0.4 - len(rows), 0.6),
+        xlabel="tokens a second of each GPU: predicted range",
+        title=title,
     )
     axes.set_ylabel("stages × copies × shards × tensor")
     return figure
