@@ -242,6 +242,7 @@ NO_ROUTES = (
     "PT_GPT_Memory",
     "PT_GPT_FSDP",
     "PT_GPT_TensorParallel",
+    "PT_GPT_Mesh",
     "PT_Clinic",
     "PT_GPT_ContextExperts",
 )
