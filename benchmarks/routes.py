@@ -242,6 +242,7 @@ NO_ROUTES = (
     "PT_GPT_Memory",
     "PT_GPT_FSDP",
     "PT_GPT_TensorParallel",
+    "PT_GPT_Mesh",
     "PT_Clinic",
     "PT_GPT_ContextExperts",
 )
@@ -259,6 +260,7 @@ GPT_ROUTES = {
     "GPT, tensor parallel by hand": (2, "PT_GPT_TensorParallel --way tensor"),
     "GPT, sequence parallel by hand": (2, "PT_GPT_TensorParallel --way sequence"),
     "GPT, parallelize_module": (2, "PT_GPT_TensorParallel --way torch"),
+    "GPT, stages × FSDP × tensor": (8, "PT_GPT_Mesh --mesh 2 1 2 2"),
     "GPT, ring attention": (2, "PT_GPT_ContextExperts"),
 }
 

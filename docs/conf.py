@@ -63,8 +63,8 @@ html_js_files = ["numbers.js", "pictures.js"]
 ANSWERS = {
     "lessons/03-model-parallel/README": "pipeline",
     "lessons/05-ddp-cluster/README": "allreduce",
-    "lessons/06-hybrid-parallel/README": "mesh",
     "lessons/15-fsdp/README": "zero",
+    "lessons/17-mesh/README": "mesh",
 }
 html_show_sphinx = False
 html_theme_options = {

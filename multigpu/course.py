@@ -151,6 +151,12 @@ LESSONS = (
         (Notebook("PT_GPT_TensorParallel", "Tensor parallelism"),),
     ),
     Lesson(
+        "17-mesh",
+        "Meshes: which layout for 7 billion parameters?",
+        50,
+        (Notebook("PT_GPT_Mesh", "Meshes"),),
+    ),
+    Lesson(
         "18-clinic",
         "Hanging, slow, wrong: the clinic",
         50,

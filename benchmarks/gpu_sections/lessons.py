@@ -68,6 +68,7 @@ def runs(gpus: int) -> Iterator[Run]:
     yield Run("PT_GPT_Memory", proves=False)
     two = "under torchrun, 2 ranks"
     yield Run("PT_GPT_TensorParallel", ("--way", "torch"), two, gpus=2, proves=False)
+    yield Run("PT_GPT_Mesh", ("--mesh", 1, 1, 1, 2), two, gpus=2, proves=False)
     yield Run("PT_GPT_FSDP", (), "under torchrun", proves=False)
     yield Run("PT_GPT_FSDP", ("--shard", 3), "under torchrun, by hand", gpus=2, proves=False)
     cured = ("--patient", "wrong", "--cured")
@@ -86,6 +87,7 @@ TENSORFLOW = "TF_"  # lessons 07 and 08
 NAMED = {
     "PT_GPT_Memory",
     "PT_GPT_TensorParallel",
+    "PT_GPT_Mesh",
     "PT_GPT_FSDP",
     "PT_Clinic",
     "PT_GPT_ContextExperts",

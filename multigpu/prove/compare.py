@@ -335,15 +335,18 @@ def _found(
     With `may_add` a part with other weights is another parameter: the stages of a pipeline can
     have the same names and shapes.
 
-    By name if all names and shapes agree, by order if all shapes do; else by initial weights,
-    and where these are constant, by the order between others: a stage of a pipeline has some
-    of the parameters under other names. Then by name, for a shard has other weights.
+    By name if all names and shapes agree, or those of a stage whose parameters are sharded, by
+    order if all shapes do; else by initial weights, and where these are constant, by the order
+    between others: a stage of a pipeline has some of the parameters under other names. Then by
+    name, for a shard has other weights.
     """
     mine = [(part.name, part.shape) for part in parts]
     theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
     if not may_add and set(mine) == theirs.keys() and len(mine) == len(theirs):
         return {number: theirs[name] for number, name in enumerate(mine)}
     sharded = any(part.shard is not None for part in parts)
+    if not may_add and sharded and len({*mine} & theirs.keys()) == len(mine):
+        return {number: theirs[name] for number, name in enumerate(mine)}
     in_order = [part.shape for part in parts] == [part.shape for part in known.parts]
     if in_order and (sharded or not may_add or np.allclose(weights, known.weights, rtol=1e-4)):
         return {number: number for number in range(len(parts))}

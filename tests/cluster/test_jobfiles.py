@@ -109,6 +109,7 @@ def test_a_job_runs_its_script_with_the_options_and_ends_with_its_code(path, she
         "PT_CNN_ElasticNode",
         "PT_GPT_FSDP",
         "PT_GPT_TensorParallel",
+        "PT_GPT_Mesh",
         "PT_GPT_ContextExperts",
     )
     assert seen["OMP_NUM_THREADS"] == ("2" if shared_out else "3")
