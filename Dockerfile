@@ -1,4 +1,5 @@
-# The course in a container, for macOS, Windows and what else has an engine for Linux containers:
+# The course in a container, for macOS, Windows and what else has an engine for Linux containers.
+# Its steps were tried without an engine (make test-container, tests/container/report.md).
 #
 #   docker build -t multigpu .
 #   docker run --rm -it -p 127.0.0.1:8888:8888 -v "$PWD/my-copy:/course/my-copy" multigpu

@@ -227,7 +227,7 @@ def predict(
             _, status, used = os.wait4(run.pid, 0)
             run.returncode = os.waitstatus_to_exitcode(status)
         report = json.loads(file.read_text()) if file.exists() else {}
-    fits = report.get("fit", {}).get("fits", True)
+    fits = (report.get("fit") or {}).get("fits", True)
     if run.returncode and fits:
         raise RuntimeError(text)
     steps = ("step_at_peaks", "step")

@@ -163,7 +163,8 @@ def test_a_rank_talks_to_those_on_its_lines(experiments, shape):
 
 
 @pytest.mark.slow
-def test_a_stored_prediction_is_what_the_command_gives(experiments):
+def test_a_stored_prediction_is_what_the_command_gives(experiments, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     stored = experiments.find(64, 1, 1, 64, 1)
     found = experiments.predict(64, (1, 1, 64, 1), stored["batch"], stored["micro_batch"])
     assert found["seconds"] == pytest.approx(stored["seconds"], rel=1e-6)

@@ -82,6 +82,8 @@ def main() -> None:
         "mutation"
     ]
     if wanted := sys.argv[1:]:
+        if unknown := set(wanted) - {mutation["name"] for mutation in mutations}:
+            raise SystemExit(f"error: mutations.toml has no {', '.join(sorted(unknown))}")
         mutations = [mutation for mutation in mutations if mutation["name"] in wanted]
     rows, survived = [], []
     with tempfile.TemporaryDirectory() as temporary:
