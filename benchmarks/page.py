@@ -154,7 +154,7 @@ def others() -> list[str]:
         f"| public CUDA scripts under `multigpu virtual`: losses of a reference run "
         f"| {outside['equal']} of {outside['scripts']} equal, {outside['differ']} different "
         f"| `outside`; the others cannot be compared |",
-        f"| scripts with the numbers and errors of a GPU, under `multigpu virtual` "
+        f"| scripts that do what their reference does, under `multigpu virtual` "
         f"| {standing['virtual']['right']} of {standing['scripts']}; under FakeGPU "
         f"{standing['fakegpu']['right']} | `standing` |",
         f"| public scripts under `multigpu prove` "
