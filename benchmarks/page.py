@@ -133,6 +133,7 @@ def others() -> list[str]:
     vtrain = report("vtrain")["summary"]["judged"]
     scaling = report("scaling")
     outside = report("outside")["summary"]
+    standing = report("standing")["summary"]
     prove = report("prove")
     verdicts = [row["verdict"] for row in prove["outside"]["rows"]]
     holds, fails, unknown = map(verdicts.count, ("holds", "fails", "unknown"))
@@ -153,6 +154,9 @@ def others() -> list[str]:
         f"| public CUDA scripts under `multigpu virtual`: losses of a reference run "
         f"| {outside['equal']} of {outside['scripts']} equal, {outside['differ']} different "
         f"| `outside`; the others cannot be compared |",
+        f"| scripts that do what their reference does, under `multigpu virtual` "
+        f"| {standing['virtual']['right']} of {standing['scripts']}; under FakeGPU "
+        f"{standing['fakegpu']['right']} | `standing` |",
         f"| public scripts under `multigpu prove` "
         f"| {holds} hold, {fails} fail, of {unknown} nothing can be said | `prove` |",
         f"| right programs of which `multigpu prove` says that they fail "
