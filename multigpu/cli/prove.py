@@ -49,6 +49,12 @@ def prove(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the differences into this .png, .svg or .pdf.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Write verdict, picture and parameters into this .html."
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all numbers into this file.")
     ] = None,
@@ -62,7 +68,7 @@ def prove(
     compared at each optimizer step. Without GPUs a program that says cuda runs on virtual
     ones, others on the CPU. Exit code: 0 holds, 1 fails, 2 nothing can be said.
     """
-    check_files({"--picture": picture, "--json": json_file})
+    check_files({"--picture": picture, "--json": json_file, "--report": page})
     signal.signal(signal.SIGTERM, _interrupt)
     from multigpu.prove import proof, report
 
@@ -83,7 +89,7 @@ def prove(
             "interrupted: all processes have ended, and nothing was written", file=sys.stderr
         )
         raise SystemExit(130) from None
-    for line in report.write(result, picture, json_file):
+    for line in report.write(result, picture, json_file, page):
         print(line)
     print(result, flush=True)
     raise SystemExit(result.exit_code)

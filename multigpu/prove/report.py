@@ -1,29 +1,65 @@
-"""A proof as JSON, and as a picture: the difference over the steps, and parameters × steps."""
+"""A proof as JSON, as a page, and as a picture: distances over steps, parameters × steps."""
 
+import io
 import textwrap
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from multigpu.files import write_json
+from multigpu.files import atomic, write_json
 from multigpu.prove.compare import StepDistances
 from multigpu.prove.proof import Proof
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The parameters whose names a picture has room for.
 MOST_NAMES = 40
 # What is equal to the last digit has no logarithm: it is drawn here.
 SMALLEST = 1e-9
+# Of a page's table: differences and limits are shares of the reference's norm.
+COLUMNS = ("parameter", "its", "step", "difference", "limit", "difference ÷ limit")
+MOST_ROWS = 20
+PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>multigpu prove</title>
+<style>
+  :root {{ color-scheme: light dark; }}
+  body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 1000px }}
+  body {{ padding: 0 1rem; overflow-wrap: break-word }}
+  pre {{ white-space: pre-wrap; }}
+  svg {{ background: #fff; width: 100%; height: auto; }}
+  td, th {{ padding: 0 .7rem; text-align: right; }}
+  td:first-child, th:first-child {{ text-align: left; }}
+</style>
+<h1>multigpu prove: {verdict}</h1>
+<pre>{text}</pre>
+<p>Parallel run: <code>{command}</code><br>Reference: <code>{reference}</code></p>
+{picture}
+{table}
+"""
 
 
-def write(proof: Proof, picture: Path | None, json_file: Path | None) -> list[str]:
+def write(
+    proof: Proof, picture: Path | None, json_file: Path | None, page: Path | None = None
+) -> list[str]:
     """Write the files that were asked for; return a line for each."""
     lines = []
+    if page:
+        with atomic(page) as file:
+            file.write_text(as_page(proof), encoding="utf-8")
+        lines.append(f"page: {page}")
     if json_file:
         lines.append(f"numbers: {write_json(json_file, as_json(proof))}")
     if picture and proof.comparison and proof.comparison.steps:
-        draw(proof, picture)
+        draw(proof).savefig(picture, dpi=110)
         lines.append(f"picture: {picture}")
     elif picture:
         lines.append(f"no picture: no step was compared, so {picture} was not written")
@@ -84,7 +120,46 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def draw(proof: Proof, path: Path) -> None:
+def as_page(proof: Proof) -> str:
+    """The proof as one HTML file that loads nothing: verdict, cause, picture, parameters."""
+    picture, rows = "", []
+    if proof.comparison and proof.comparison.steps:
+        file = io.StringIO()
+        draw(proof).savefig(file, format="svg")
+        picture = file.getvalue()
+        picture = picture[picture.index("<svg") :]
+        rows = _worst(proof.comparison.steps)
+    lines = [f"<tr>{''.join(f'<th>{name}' for name in COLUMNS)}"]
+    lines += [f"<tr>{''.join(f'<td>{escape(cell)}' for cell in row)}" for row in rows]
+    return PAGE.format(
+        verdict=escape(proof.verdict),
+        text=escape(str(proof)),
+        command=escape(proof.command),
+        reference=escape(proof.reference or "none"),
+        picture=picture,
+        table="\n".join(["<table>", *lines, "</table>"]) if rows else "",
+    )
+
+
+def _worst(steps: list[StepDistances]) -> list[tuple[str, ...]]:
+    """The rows of COLUMNS that come nearest to their limit, or exceed it most."""
+    rows = []
+    for step in steps:
+        for kind, distances in step.kinds.items():
+            for place, name in enumerate(step.names):
+                off, limit = distances.off[place], max(distances.limit[place], 1e-30)
+                times = off / limit if np.isfinite(off) else np.inf
+                shares = (
+                    _share(values, distances.scale, place)
+                    for values in (distances.off, distances.limit)
+                )
+                figures = (f"{share:.1e}" for share in shares)
+                rows.append((times, (name, kind, str(step.number), *figures, f"{times:.2g}")))
+    rows.sort(key=lambda row: -row[0])
+    return [cells for _, cells in rows[:MOST_ROWS]]
+
+
+def draw(proof: Proof) -> "Figure":
     """Draw the difference of the gradients over the steps, with what rounding explains, and
     for each parameter and step how many times the limit it is.
     """
@@ -143,7 +218,7 @@ def draw(proof: Proof, path: Path) -> None:
     bar = figure.colorbar(image, ax=below, ticks=[-3, 0, 3])
     bar.ax.set_yticklabels(["1/1000", "the limit", "1000 ×"], fontsize=7)
     below.set_title("gradient's difference ÷ its limit", fontsize=9, loc="left")
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def _title(proof: Proof) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from multigpu.errors import UserError
 from multigpu.prove import processes
 
 DDP = (PROGRAMS / "ddp.py").read_text()
+# What a page would load from elsewhere.
+LOADS = re.compile(r"""(src|href)=["'](?!#|data:)|@import|url\((?!#)""")
 BY_HAND = (PROGRAMS / "by_hand.py").read_text()
 # One batch for each rank, whose size is a flag.
 OWN_BATCH = (
@@ -71,7 +74,7 @@ def test_a_port_that_torchrun_itself_does_not_get_is_seen(tmp_path):
 
 @pytest.mark.slow
 def test_a_proof_and_its_files(tmp_path, monkeypatch, in_forks):
-    files = ("--json", "n.json", "--picture", "p.svg")
+    files = ("--json", "n.json", "--picture", "p.svg", "--report", "p.html")
     done = command(tmp_path, monkeypatch, DDP, *files, "--steps", "5")
     assert done.exit_code == 0, done.output
     last = done.stdout.splitlines()[-1]
@@ -83,8 +86,11 @@ def test_a_proof_and_its_files(tmp_path, monkeypatch, in_forks):
     weight = numbers["steps"][0]["parameters"]["head.weight"]["gradients"]
     assert 0 < weight["difference"] < weight["limit"] < 1e-4
     assert "head.weight" in (tmp_path / "p.svg").read_text()
+    page = (tmp_path / "p.html").read_text()
+    assert "<h1>multigpu prove: holds</h1>" in page and last in page and "<svg" in page
+    assert "<td>head.weight<td>gradients" in page and not LOADS.search(page)
     # Nothing else is left in the program's folder.
-    assert sorted(os.listdir(tmp_path)) == ["n.json", "p.svg", "program.py"]
+    assert sorted(os.listdir(tmp_path)) == ["n.json", "p.html", "p.svg", "program.py"]
 
 
 @pytest.mark.slow
@@ -225,7 +231,11 @@ def test_what_makes_no_proof_is_refused_before_anything_runs(
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    for options in (["--json", "no/n.json"], ["--picture", "p.txt"]):
+    for options in (
+        ["--json", "no/n.json"],
+        ["--picture", "p.txt"],
+        ["--report", "no/p.html"],
+    ):
         done = command(tmp_path, monkeypatch, "1/0", *options)
         assert done.exit_code == 1 and isinstance(done.exception, UserError)
         assert options[0] in str(done.exception)
