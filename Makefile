@@ -190,7 +190,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, and $(PYTHON) is %d.%d: give another with PYTHON=, on a cluster often after module load python." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "error: $(PYTHON) cannot make virtual environments: apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV): $(BUILD), then TensorFlow, JupyterLab and the rest, 0.5 GB; 3 GB on disk with the CPU build"
+	@echo "installing into $(VENV): $(BUILD), then TensorFlow, JupyterLab and the rest, 0.5 GB; 3 GB on disk with the CPU build; some minutes without output"
 	@$(BIN)/pip install --quiet --constraint constraints.txt $(PACKAGES)
 	@touch $@
 	@test "$(VENV)" = .venv || echo "job files use this environment after: export COURSE_ENV=$(abspath $(VENV))"

@@ -37,6 +37,10 @@ PATIENCE = 120.0
 SMALL = 0.01
 # A step whose limit is a larger share of the gradients or weights than this proves nothing.
 TOO_WIDE = 0.5
+# A difference of gradients that is at once so many times that of all steps before, and at
+# least this share of them, is not taken for rounding, which grows from step to step.
+JUMP = 300
+LEAST_JUMP = 1e-2
 # The causes that rest on numbers alone.
 NUMERIC = (
     "gradients",
@@ -444,16 +448,30 @@ class _Session:
                 "rounding alone can change the gradients of the first step by half",
                 "prove in float32, or with a larger batch",
             )
-        if len(narrow) < len(comparison.steps):
-            self.notes.append(
-                f"from step {narrow[-1].number + 1} on rounding alone can change gradients or "
-                "weights by half: what comes then was not compared (prove in float32 for more)"
-            )
         difference, limit = largest(narrow)
         count = sum(step.key[0] == 0 for step in narrow)
+        steps = pluralize(count, "step")
+        if len(narrow) < len(comparison.steps):
+            more = "prove in a wider type, such as float64, or with SGD"
+            jump = _jump(comparison.steps, narrow)
+            if jump:
+                raise _Unknown(
+                    "rounding",
+                    f"in step {jump} the gradients' difference is over {JUMP} times that of "
+                    "all steps before, where rounding alone can change them by half",
+                    more,
+                    step=jump,
+                )
+            self.notes.append(
+                f"from step {narrow[-1].number + 1} on rounding alone can change gradients or "
+                f"weights by half: what comes then was not compared ({more}, for more)"
+            )
+            steps = (
+                f"the first {count} of {sum(s.key[0] == 0 for s in comparison.steps)} steps"
+            )
         return self.proof(
             "holds",
-            f"proof: {who} equal {one} in {pluralize(count, 'step')}: largest difference "
+            f"proof: {who} equal {one} in {steps}: largest difference "
             f"{difference:.1e}, rounding explains {limit:.0e}: holds",
             comparison=comparison,
         )
@@ -639,6 +657,17 @@ def _narrow(comparison: Comparison) -> list[StepDistances]:
             break
         narrow.append(step)
     return narrow
+
+
+def _jump(steps: list[StepDistances], narrow: list[StepDistances]) -> int | None:
+    """The first step after `narrow` whose gradients' difference is at once far larger."""
+    before = 0.0
+    for number, step in enumerate(steps):
+        off = step.kinds["gradients"].relative()[0]
+        if number >= len(narrow) and off > max(JUMP * before, LEAST_JUMP):
+            return step.number
+        before = max(before, off)
+    return None
 
 
 def largest(steps: list[StepDistances]) -> tuple[float, float]:
