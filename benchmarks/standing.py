@@ -18,11 +18,9 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 
 import torch
 from standing_scripts import ROOT, SCRIPTS, Script
@@ -76,24 +74,6 @@ def summary(rows: list[dict]) -> dict:
     return found
 
 
-def starts(python: str) -> dict[str, float]:
-    """Seconds to start a program of one line, the median of 5 starts in turns."""
-    line = "import torch; torch.ones(1, device='cuda')"
-    fake = f"import fakegpu; fakegpu.init(runtime='fakecuda'); {line}"
-    seconds = {"virtual": [], "fakecuda": []}
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "one_line.py")
-        script.write_text(line)
-        multigpu = Path(sys.executable).with_name("multigpu")
-        commands = [[multigpu, "virtual", "--gpus", "1", script], [python, "-c", fake]]
-        for _ in range(5):
-            for tool, command in zip(seconds, commands, strict=True):
-                started = time.monotonic()
-                subprocess.run(command, check=True, capture_output=True, cwd=folder)
-                seconds[tool].append(time.monotonic() - started)
-    return {tool: median(found) for tool, found in seconds.items()}
-
-
 def about(checkout: str) -> dict:
     """FakeGPU's commit, and how many GPUs each tool knows."""
     command = ["git", "-C", checkout, "rev-parse", "HEAD"]
@@ -116,8 +96,6 @@ def main() -> None:
     rows = {row["name"]: row for row in report["rows"]}
     if args.native:
         report |= about(args.native[1])
-    if args.fakegpu:
-        report["start_seconds"] = starts(args.fakegpu)
     with tempfile.TemporaryDirectory(prefix="standing-") as temporary:
         data = Path(temporary, "data")
         stand_in.make(data)

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -309,9 +309,9 @@ def main() -> None:
         )
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str) -> NoReturn:
     print(f"error: {sentence}", file=sys.stderr)
-    raise SystemExit(2) from None
+    raise SystemExit(2)
 
 
 def _extra_with(package: str) -> str | None:

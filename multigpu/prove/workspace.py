@@ -79,7 +79,8 @@ def _copy(source: Path, target: Path) -> Path:
     return target
 
 
-# Other programs can delete files and folders meanwhile: the copy is then without them.
+# Other programs can delete files and folders meanwhile, and what is around the working folder
+# can be unreadable: the copy is then without it.
 def _entries(folder: Path) -> list[os.DirEntry]:
     with suppress(OSError):
         return sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -87,7 +88,7 @@ def _entries(folder: Path) -> list[os.DirEntry]:
 
 
 def _copy_file(entry: os.DirEntry, place: Path) -> None:
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, PermissionError):
         shutil.copy2(entry.path, place)
 
 

@@ -1,6 +1,6 @@
 """Known answers to the exercises of lesson 01."""
 
-from known import Known
+from known import Known, changed
 
 
 def guesses(forward: float, backward: float) -> str:
@@ -83,14 +83,6 @@ BUFFERS = """        self.register_buffer("mean", mean)
         self.register_buffer("deviation", deviation)
 """
 ALL_TRAIN = ("the losses", "the device", "another GPU")
-
-
-def changed(answer: str, *changes: tuple[str, str]) -> str:
-    """The answer with each (old, new) replaced."""
-    for old, new in changes:
-        assert old in answer, old
-        answer = answer.replace(old, new)
-    return answer
 
 
 KNOWN = [

@@ -1,15 +1,6 @@
 """Known answers to lesson 04's exercises: see tests/support/known.py."""
 
-from known import Known
-
-
-def changed(source: str, *changes: tuple[str, str]) -> str:
-    """The source with texts replaced, each of which is in it once."""
-    for old, new in changes:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
-
+from known import Known, changed
 
 WEIGHT = ("two weights, 100 steps",)
 GUESS = "# answer: guess_weight\nguess_weight = "

@@ -1,15 +1,6 @@
 """Known answers to the exercises of lesson 16."""
 
-from known import Known
-
-
-def changed(answer: str, *changes: tuple[str, str]) -> str:
-    """The answer with texts replaced, each of which is in it once."""
-    for old, new in changes:
-        assert answer.count(old) == 1, old
-        answer = answer.replace(old, new)
-    return answer
-
+from known import Known, changed
 
 # f and g by hooks and arithmetic, without an autograd function.
 LINEARS = """# answer: linears

@@ -1,15 +1,6 @@
 """Known answers to the exercises of lesson 17."""
 
-from known import Known
-
-
-def changed(answer: str, *changes: tuple[str, str]) -> str:
-    """The answer with texts replaced, each of which is in it once."""
-    for old, new in changes:
-        assert answer.count(old) == 1, old
-        answer = answer.replace(old, new)
-    return answer
-
+from known import Known, changed, solved
 
 # By coordinates, without strides.
 GROUPS = """# answer: groups
@@ -29,39 +20,7 @@ def groups(rank, mesh):
 """
 EIGHT, OTHER = "eight ranks", "other meshes"
 
-LAYOUT = """# answer: layout
-def layout(case):
-    powers = [2**power for power in range(11)]
-    best, fastest = None, None
-    for stages in powers:
-        for tensor in powers:
-            shards = case["gpus"] // (stages * tensor)
-            if shards < 1 or stages * shards * tensor != case["gpus"]:
-                continue
-            rows = case["batch"] // shards
-            if tensor > case["per_node"] or case["blocks"] % stages:
-                continue
-            if case["batch"] % shards or rows < stages:
-                continue
-            sequence = 34 * case["tokens"] * case["hidden"] * case["blocks"]
-            if 16 * case["weights"] // case["gpus"] + sequence // tensor > case["memory"]:
-                continue
-            seconds = 6 * case["weights"] * case["batch"] * case["tokens"]
-            seconds /= case["gpus"] * case["flops"]
-            size = 2 * case["tokens"] * case["hidden"]
-            sums = 4 * case["blocks"] // stages * rows
-            seconds += sums * 2 * (tensor - 1) / tensor * size / case["inside"]
-            seconds *= 1 + (stages - 1) / rows
-            each = case["per_node"] // tensor
-            speed = case["inside"]
-            if shards > each:
-                speed = min(speed, case["between"] * min(each, shards))
-            part = case["weights"] / (stages * tensor)
-            seconds += 8 * part * (shards - 1) / shards / speed
-            if fastest is None or seconds < fastest:
-                best, fastest = [stages, shards, tensor], seconds
-    return best
-"""
+LAYOUT = solved("17", "layout")
 FITS, NETWORKS, CLUSTERS = "fits", "two networks", "other clusters"
 
 KNOWN = [
