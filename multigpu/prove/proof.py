@@ -37,10 +37,12 @@ PATIENCE = 120.0
 SMALL = 0.01
 # A step whose limit is a larger share of the gradients or weights than this proves nothing.
 TOO_WIDE = 0.5
-# A difference of gradients that is at once so many times that of all steps before, and at
-# least this share of them, is not taken for rounding, which grows from step to step.
-JUMP = 300
-LEAST_JUMP = 1e-2
+# From the first step on whose limit is larger, and more than GROWN times the first step's, the
+# runs are made once more with learning rates multiplied by SLOW: their weights stay near each
+# other, and each step is compared at almost the same weights.
+WIDE = 0.02
+GROWN = 3
+SLOW = 1e-2
 # The causes that rest on numbers alone.
 NUMERIC = (
     "gradients",
@@ -191,6 +193,8 @@ class _Session:
         # The GPUs that a reference of one rank sees.
         self.one = 1
         self.started = 0
+        # What learning rates are multiplied by, in all runs.
+        self.rate = 1.0
 
     def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
         """The proof with what all have."""
@@ -232,6 +236,8 @@ class _Session:
             comparison, cause = self.with_the_same_rows(comparison, cause, others, steps)
         if cause and not cause.unknown:
             comparison, cause = self.with_more_bands(comparison, cause)
+        if cause is None:
+            comparison, cause = self.with_small_steps(comparison, steps)
         return self.concluded(comparison, cause, parallel)
 
     def references(self, steps: int | None) -> tuple[Run, list[Run]]:
@@ -292,13 +298,17 @@ class _Session:
             self.order,
             one_gpu=alias or one_real,
             no_dropout=self.no_dropout,
+            rate=self.rate,
         )
         return processes.start(name, self.plan.reference, wishes, gpus, alias, one_real)
 
     def parallel_run(self, steps: int | None, local: bool = False) -> Run:
         """Run the command itself."""
-        folder = str(self.folder / "parallel")
-        wishes = Settings(folder, steps, no_dropout=self.no_dropout, local=local)
+        self.started += 1
+        folder = str(self.folder / f"parallel-{self.started}")
+        wishes = Settings(
+            folder, steps, no_dropout=self.no_dropout, local=local, rate=self.rate
+        )
         run = processes.start("parallel", self.plan.command, wishes, self.plan.gpus)
         self.wait_for_all([run])
         self.check([run], "the command")
@@ -419,6 +429,33 @@ class _Session:
         again = compare(comparison.reference, comparison.parallel, bands)
         return again, find(again)
 
+    def with_small_steps(
+        self, comparison: Comparison, steps: int
+    ) -> tuple[Comparison, Cause | None]:
+        """Compare the steps of which rounding explains much in runs with small steps."""
+        sharp = _sharp(comparison)
+        if len(sharp) in (0, len(comparison.steps)):
+            return comparison, None
+        self.rate = SLOW
+        try:
+            reference, bands = self.references(steps)
+            parallel = self.parallel_run(steps)
+        except _Unknown:
+            return comparison, None
+        again = self.compare(reference.records(), parallel.records(), bands)
+        cause = find(again)
+        if cause and not cause.unknown:
+            again, cause = self.with_more_bands(again, cause)
+        if cause and cause.unknown:
+            return comparison, None
+        done = {step.key for step in sharp}
+        again.steps = sharp + [step for step in again.steps if step.key not in done]
+        self.notes.append(
+            f"rounding alone changes much from step {sharp[-1].number + 1} on: from there "
+            f"runs were compared whose learning rates are divided by {1 / SLOW:,.0f}"
+        )
+        return again, cause
+
     # ---- the verdict -----------------------------------------------------------------------
 
     def concluded(self, comparison: Comparison, cause: Cause | None, parallel: Run) -> Proof:
@@ -453,15 +490,6 @@ class _Session:
         steps = pluralize(count, "step")
         if len(narrow) < len(comparison.steps):
             more = "prove in a wider type, such as float64, or with SGD"
-            jump = _jump(comparison.steps, narrow)
-            if jump:
-                raise _Unknown(
-                    "rounding",
-                    f"in step {jump} the gradients' difference is over {JUMP} times that of "
-                    "all steps before, where rounding alone can change them by half",
-                    more,
-                    step=jump,
-                )
             self.notes.append(
                 f"from step {narrow[-1].number + 1} on rounding alone can change gradients or "
                 f"weights by half: what comes then was not compared ({more}, for more)"
@@ -469,6 +497,7 @@ class _Session:
             steps = (
                 f"the first {count} of {sum(s.key[0] == 0 for s in comparison.steps)} steps"
             )
+            comparison = replace(comparison, steps=narrow)
         return self.proof(
             "holds",
             f"proof: {who} equal {one} in {steps}: largest difference "
@@ -659,15 +688,16 @@ def _narrow(comparison: Comparison) -> list[StepDistances]:
     return narrow
 
 
-def _jump(steps: list[StepDistances], narrow: list[StepDistances]) -> int | None:
-    """The first step after `narrow` whose gradients' difference is at once far larger."""
-    before = 0.0
-    for number, step in enumerate(steps):
-        off = step.kinds["gradients"].relative()[0]
-        if number >= len(narrow) and off > max(JUMP * before, LEAST_JUMP):
-            return step.number
-        before = max(before, off)
-    return None
+def _sharp(comparison: Comparison) -> list[StepDistances]:
+    """The steps before the first one whose limit is wide, and has grown to be so."""
+    first: dict[int, float] = {}
+    sharp = []
+    for step in comparison.steps:
+        limit = max(distances.relative()[1] for distances in step.kinds.values())
+        if limit > max(WIDE, GROWN * first.setdefault(step.key[0], limit)):
+            break
+        sharp.append(step)
+    return sharp
 
 
 def largest(steps: list[StepDistances]) -> tuple[float, float]:

@@ -44,6 +44,7 @@ class Settings:
     one_gpu      whether DataParallel uses its first GPU alone
     no_dropout   whether dropout is switched off
     local        whether the gradients before synchronization are recorded, too
+    rate         what each optimizer's learning rates are multiplied by during its step
     """
 
     folder: str
@@ -55,6 +56,7 @@ class Settings:
     one_gpu: bool = False
     no_dropout: bool = False
     local: bool = False
+    rate: float = 1.0
 
     def to_json(self) -> str:
         """The settings as the text of the environment variable."""

@@ -14,7 +14,7 @@ import wrong_cases
 ALWAYS = (
     "set_epoch_forgotten",
     "initialized_after_ddp",
-    "mean_of_own_tokens",
+    "uneven_last_batch",
     "own_rows_standardized",
     "clipped_in_no_sync",
     "rank_0_steps_the_scheduler",

@@ -460,6 +460,25 @@ MEANS = [
         "own_mean",
     ),
     Fault(
+        "uneven_last_batch",  # rounding has changed the weights much by then
+        "uneven",
+        [("loss = total * world / len(batch)", "loss = total / len(mine)")],
+        "own_mean",
+        step=13,
+    ),
+    Fault(
+        "row_missing_late",
+        "uneven",
+        [
+            (
+                "    for batch in order",
+                "    if rank:\n        order[-2] = order[0]\n    for batch in order",
+            )
+        ],
+        "rows_missing",
+        step=13,
+    ),
+    Fault(
         "unequal_shares",  # the last batch of an epoch: 16 rows and 15
         "by_hand",
         [

@@ -105,6 +105,8 @@ class Recorder:
             ending.end(self.folder)
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         self.running.append(_Running(optimizer))
+        if len(self.running) == 1:
+            self.running[0].take_part_of_the_step(self.settings.rate)
         self.gathered = {}
         if not callable(given):
             self.at_step(optimizer)
@@ -139,7 +141,7 @@ class Recorder:
             self.pending = _empty_step()
             step.optimizer, step.number = known.place, known.steps
             known.steps += 1
-            step.options = _options(outer.optimizer)
+            step.options = outer.options
             step.weights = np.stack([t.sketch(t.parameter) for t in known.tracked])
             step.gradients = np.zeros((len(known.tracked), SUMS))
             step.present = np.zeros(len(known.tracked), bool)
@@ -184,7 +186,10 @@ class Recorder:
     def after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         """The hook after a step: complete the record, and end the program after the last."""
         ended = self.running.pop()
-        if self.running or ended.step is None:
+        if self.running:
+            return
+        ended.put_rates_back()
+        if ended.step is None:
             return
         step, known = ended.step, self._known(optimizer)
         step.after = np.stack([t.sketch(t.parameter) for t in known.tracked])
@@ -319,6 +324,19 @@ class _Running:
         self.optimizer = optimizer
         self.step: Step | None = None
         self.recorded = False
+        self.options = _options(optimizer)
+        self.rates = [group.get("lr") for group in optimizer.param_groups]
+
+    def take_part_of_the_step(self, share: float) -> None:
+        """Multiply the learning rates, until put_rates_back."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            if share != 1 and rate is not None:
+                group["lr"] = rate * share
+
+    def put_rates_back(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
 
 
 class _Optimizer:
