@@ -37,6 +37,8 @@ class Part:
     eps      the distance from 1 to the next number of its dtype
     in_ddp   whether a module that DDP wraps has it
     hooked   whether the program has registered a hook of its gradient
+    in_module  whether a module that the program called has it; else it is the optimizer's
+               own, as in ZeRO by hand
     """
 
     name: str
@@ -46,6 +48,7 @@ class Part:
     eps: float
     in_ddp: bool = False
     hooked: bool = False
+    in_module: bool = True
 
 
 @dataclass

@@ -54,6 +54,7 @@ DDP = (
     Right("contrastive", f"{TWO} contrastive.py"),
     Right("sync_batch_norm", f"{TWO} sync_batch_norm.py", needs="virtual"),
     Right("zero_redundancy", f"{TWO} zero_redundancy.py"),
+    Right("zero_by_hand", f"{TWO} zero_by_hand.py"),
     Right("amp_fp16", f"{TWO} amp_fp16.py"),
     Right("amp_bf16", f"{TWO} amp_bf16.py"),
     Right("gan", f"{TWO} gan.py"),

@@ -1079,6 +1079,18 @@ SHARDED = [
         "multiplied_by_ranks",
     ),
     Fault(
+        "parts_added",
+        "zero_by_hand",
+        [("part(weight.grad) / world", "part(weight.grad)")],
+        "multiplied_by_ranks",
+    ),
+    Fault(
+        "own_parts",
+        "zero_by_hand",
+        [("            dist.all_reduce(weight.grad)\n", ""), (" / world\n", "\n")],
+        "gradients",
+    ),
+    Fault(
         "shards_of_the_same_rows",
         "fsdp2",
         [("[rank::world]", "[: 16 // world]")],

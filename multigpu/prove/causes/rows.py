@@ -108,7 +108,7 @@ def _data_parallel_ranks(scene: Scene) -> tuple[int, ...]:
     heads = scene.heads
     first = scene.step.holders[0]
     if not scene.staged and not any(
-        part.shard is not None for head in heads for part in head.parts
+        part.shard is not None and part.in_module for head in heads for part in head.parts
     ):
         return ()
     own = next(head for head in heads if head.rank == first[0])

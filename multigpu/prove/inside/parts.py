@@ -86,6 +86,7 @@ def track(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> lis
             tracked += _of_flat(parameter, *flat[id(parameter)], names)
         elif hasattr(parameter, "_local_tensor"):
             tracked.append(of_dtensor(parameter, name))
+            tracked[-1].part.in_module = id(parameter) in names
         else:
             part = Part(name, tuple(parameter.shape), None, parameter.numel(), _eps(parameter))
             tracked.append(Tracked(part, parameter, lambda t: [(t.reshape(-1), 0)]))
