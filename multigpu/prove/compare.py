@@ -48,7 +48,6 @@ class Distances:
     off      the largest distance of a replica to the reference; NaN if one of them is
     off_rank its rank
     apart    the largest distance of a replica to the first one
-    apart_rank  its rank
     limit    what rounding explains
     """
 
@@ -56,7 +55,6 @@ class Distances:
     off: np.ndarray
     off_rank: np.ndarray
     apart: np.ndarray
-    apart_rank: np.ndarray
     limit: np.ndarray
 
     def fails(self) -> np.ndarray:
@@ -421,7 +419,7 @@ def _step(
                 dot, square, other = own @ mean, own @ own, mean @ mean
                 ratio[number] = dot / square if square else 1.0
                 cosine[number] = _cosine((dot, square, other))
-        scale, off, off_rank, apart, apart_rank = map(np.array, zip(*rows, strict=True))
+        scale, off, off_rank, apart = map(np.array, zip(*rows, strict=True))
         seen.highest[kind] = np.fmax(seen.highest[kind], band)
         some = scale > 0
         if some.any():
@@ -446,7 +444,7 @@ def _step(
             seen.slack = seen.slack + turned * moved
         if kind != "gradients":
             limit = limit + seen.slack
-        kinds[kind] = Distances(scale, off, off_rank, apart, apart_rank, limit + floor)
+        kinds[kind] = Distances(scale, off, off_rank, apart, limit + floor)
     return StepDistances(
         key,
         [part.name for part in parameters],
@@ -471,15 +469,15 @@ def _cosine(products: Sequence[float]) -> float:
 
 def _distances(
     own: np.ndarray, others: list[tuple[int, np.ndarray]]
-) -> tuple[float, float, int, float, int]:
-    """scale, off, off_rank, apart, apart_rank of one parameter."""
+) -> tuple[float, float, int, float]:
+    """scale, off, off_rank, apart of one parameter."""
     scale = float(np.linalg.norm(own))
     if not others:
-        return scale, 0.0, 0, 0.0, 0
+        return scale, 0.0, 0, 0.0
     off = [float(np.linalg.norm(value - own)) for _, value in others]
     apart = [float(np.linalg.norm(value - others[0][1])) for _, value in others]
-    farthest, most = _largest(off), _largest(apart)
-    return scale, off[farthest], others[farthest][0], apart[most], others[most][0]
+    farthest = _largest(off)
+    return scale, off[farthest], others[farthest][0], apart[_largest(apart)]
 
 
 def _largest(values: list[float]) -> int:

@@ -68,7 +68,7 @@ def compared(limits: list[float], off: list[float] | None = None) -> Comparison:
     steps = []
     for number, limit in enumerate(limits):
         far = np.array([off[number] if off else 0.0])
-        distances = Distances(one, far, zero, zero, zero, np.array([limit]))
+        distances = Distances(one, far, zero, zero, np.array([limit]))
         steps.append(
             StepDistances(
                 (0, number),

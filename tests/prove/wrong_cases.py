@@ -774,6 +774,18 @@ ENDS = [
         "different_steps",
     ),
     Fault(
+        "rank_1_leaves_out_a_step",
+        "clip",
+        [
+            before(
+                "    optimizer.step()", "    if rank == 1 and step == 3:\n        continue\n"
+            )
+        ],
+        "step_left_out",
+        rank=1,
+        step=4,
+    ),
+    Fault(
         "rank_stops_early",
         "clip",
         [after("    scheduler.step()\n", "    if loss < 2.8:\n        break\n")],

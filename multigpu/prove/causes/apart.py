@@ -7,7 +7,6 @@ from multigpu.prove.causes.scene import (
     Cause,
     Scene,
     differ,
-    rank_off,
     ratio_text,
 )
 
@@ -43,7 +42,7 @@ def ranks_apart(scene: Scene) -> Cause | None:
     if all(norms) and same_direction and differ([pair[-1][0] for pair in norms]):
         return _clipped_own(scene, norms)
     heads = scene.heads
-    rank = rank_off(distances, int(np.argmax(apart)))
+    rank = int(distances.off_rank[np.argmax(apart)])
     names = [name for name, is_apart in zip(step.names, apart, strict=True) if is_apart]
     parts = {part.name: part for part in heads[0].parts}
     size = ratio_text(distances)

@@ -24,6 +24,9 @@ def wrong_rows(scene: Scene) -> Cause | None:
     # A pipeline's first step reads a micro-batch twice, to learn the shapes between stages.
     if not missing and (not more or scene.staged):
         return None
+    left_out = _step_left_out(scene)
+    if left_out:
+        return left_out
     if len(together) == ranks * len(one) and ranks > 1 and (both == len(one) or both == 0):
         return _fewer_rows(scene, one, together)
     own = scene.one.loader
@@ -83,6 +86,24 @@ def wrong_rows(scene: Scene) -> Cause | None:
         f"once" + (f", and no rank reads {missing} of one GPU's" if missing else ""),
         "look at how rows are divided: the ranks' parts must not overlap",
         rank=scene.step.ranks[rank] if rank is not None else None,
+    )
+
+
+def _step_left_out(scene: Scene) -> Cause | None:
+    """Whether a rank has called backward more often than another since the last step."""
+    calls = [len(step.losses) for step in scene.step.parallel]
+    if scene.staged or 0 in calls or len(set(calls)) == 1:
+        return None
+    place = int(np.argmax(calls))
+    rank = scene.step.ranks[place]
+    return scene.cause(
+        "step_left_out",
+        f"before step {scene.number} rank {rank} has called backward {calls[place]} times, "
+        f"and another rank {pluralize(min(calls), 'time')}: rank {rank} has left out a step, "
+        "or has other micro-batches",
+        "call optimizer.step() after as many micro-batches on each rank, whatever a rank's "
+        "own loss or rows are",
+        rank=rank,
     )
 
 

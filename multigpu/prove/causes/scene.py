@@ -114,15 +114,9 @@ def worst(scene: Scene, kind: str) -> tuple[int, int, bool]:
     apart = distances.are_apart()
     if apart.any():
         place = _argmax(np.where(apart, distances.apart / (distances.scale + 1e-30), -1))
-        return place, rank_off(distances, place), True
+        return place, int(distances.off_rank[place]), True
     place = _argmax(distances.off / np.maximum(distances.limit, 1e-30))
     return place, int(distances.off_rank[place]), False
-
-
-def rank_off(distances: object, place: int) -> int:
-    """The rank that is farthest from the reference, or else from the first rank."""
-    off = distances.off[place] > distances.limit[place]
-    return int((distances.off_rank if off else distances.apart_rank)[place])
 
 
 def _argmax(values: np.ndarray) -> int:
