@@ -36,30 +36,42 @@ def write(
     memory: dict[str, list[Lifetime]],
     capacities: dict[str, int],
 ) -> Path:
-    """Write the page of a run; return its path.
+    """Write the page of a run; return its path. The arguments are those of `html`."""
+    with atomic(path) as file:
+        page = html(command, text, timeline, memory, capacities)
+        file.write_text(page, encoding="utf-8")
+    return path
+
+
+def html(
+    command: str,
+    text: str,
+    timeline: Timeline,
+    memory: dict[str, list[Lifetime]],
+    capacities: dict[str, int],
+) -> str:
+    """The page of a run, or of the part of it between the timeline's start and its end.
 
     `text` is the report for people, `memory` the allocations and `capacities` the bytes of
-    each lane. Events after the timeline's end are left out.
+    each lane. Events outside are left out; time begins with the timeline's start.
     """
     data = {
         "label": timeline.label,
-        "end": _nanoseconds(timeline.end),
+        "end": _nanoseconds(timeline.end - timeline.start),
         "lanes": timeline.lanes,
         "most": LIMIT,
         "looks": LOOKS,
         "kinds": KINDS,
         "events": _events(timeline),
         "memory": [_curve(memory.get(lane, [])) for lane in timeline.lanes],
-        "capacities": [capacities[lane] for lane in timeline.lanes],
+        "capacities": [capacities.get(lane, 0) for lane in timeline.lanes],
     }
     # "</script>" in a name would end the script.
     encoded = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     page = TEMPLATE.read_text(encoding="utf-8")
     for name, value in {"COMMAND": escape(command), "TEXT": escape(text)}.items():
         page = page.replace(f"<!--{name}-->", value)
-    with atomic(path) as file:
-        file.write_text(page.replace('"DATA"', encoded), encoding="utf-8")
-    return path
+    return page.replace('"DATA"', encoded)
 
 
 def _events(timeline: Timeline) -> dict[str, list[Any]]:
@@ -71,11 +83,12 @@ def _events(timeline: Timeline) -> dict[str, list[Any]]:
     for event in timeline.events:
         look = event.phase if event.kind == "compute" else event.kind
         note = timeline.notes.get(event, "")
-        name = f"{event.name}: {note}" if note else event.name
+        shape = "" if event.shape is None else f" {list(event.shape)}"
+        name = f"{event.name}{shape}: {note}" if note else f"{event.name}{shape}"
         ends = [event.device]
         if event.kind == "transfer" and event.peer is not None and event.peer >= 0:
             ends.append(event.peer)
-        start = _nanoseconds(event.start)
+        start = _nanoseconds(event.start - timeline.start)
         for lane in ends:
             row = (
                 lane,
@@ -83,7 +96,7 @@ def _events(timeline: Timeline) -> dict[str, list[Any]]:
                 names.setdefault(name, len(names)),
                 event.stream,
                 start,
-                _nanoseconds(event.end) - start,
+                _nanoseconds(event.end - timeline.start) - start,
             )
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)

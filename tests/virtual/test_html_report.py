@@ -5,7 +5,9 @@ tests/site/browser.py opens one in a browser.
 
 import json
 import re
+from html import unescape
 from itertools import pairwise
+from pathlib import Path
 
 from virtual_runs import virtual, write
 
@@ -24,9 +26,9 @@ for _ in range(3):
 """
 
 
-def data_of(path) -> dict:
-    text = re.search(r"^const RUN = (.*);$", path.read_text(), re.M).group(1)
-    return json.loads(text)
+def data_of(text: str | Path) -> dict:
+    text = text.read_text() if isinstance(text, Path) else text
+    return json.loads(re.search(r"^const RUN = (.*);$", text, re.M).group(1))
 
 
 def test_it_has_the_events_of_the_trace_and_the_peak_of_the_meter(tmp_path):
@@ -49,6 +51,8 @@ def test_it_has_the_events_of_the_trace_and_the_peak_of_the_meter(tmp_path):
     # Gradients come and go in each step.
     gradients = memory["bytes"][run["kinds"].index("gradients")]
     assert sum(a > b == 0 for a, b in pairwise(gradients)) == 3
+    assert {"addmm [256, 512]", "relu [256, 512]"} <= set(run["events"]["names"])
+    assert [256, 512] in [row.get("args", {}).get("shape") for row in traced]
     text = (tmp_path / "r.html").read_text()
     assert "$ program.py</pre>" in text and "not as on a GPU:" in text
 
@@ -60,6 +64,15 @@ def test_what_a_program_names_cannot_end_the_script(tmp_path):
     text = (tmp_path / "r.html").read_text()
     assert text.count("</script>") == 1 and "a &lt;b&gt; &amp;" in text
     assert data_of(tmp_path / "r.html")["events"]["names"] == ["</script><b>"]
+
+
+def test_a_notebook_shows_a_part_of_the_time():
+    events = [Event(0, "compute", "forward", str(i), float(i), i + 0.5) for i in range(5)]
+    shown = Timeline(events, ["cuda:0"], 2.0, 4.0, "simulated")._repr_html_()
+    (whole,) = re.findall(r'srcdoc="([^"]*)"', shown)
+    run = data_of(unescape(whole))
+    assert run["events"]["names"] == ["2", "3"] and run["end"] == 2e9
+    assert run["events"]["start"] == [0, 1e9]
 
 
 def test_a_long_run_has_at_most_so_many_points_and_keeps_the_peak(tmp_path):

@@ -164,7 +164,10 @@ def execute(
     # writes new or existing memory.
     if not info.empty and (allocations_before != meter.num_allocations or info.writes):
         costs = meter.costs.seconds(func, payloads, kwargs, tensors, out)
-        clock.compute(meter.index, info.name, *costs)
+        several = isinstance(out, (tuple, list)) and out and not info.foreach
+        first = out[0] if several else out
+        shape = tuple(first.shape) if type(first) is Tensor else None
+        clock.compute(meter.index, info.name, *costs, shape)
         if clock.num_backwards:
             clock.note_gradients(_virtual_tensors(result))
     return result
@@ -334,7 +337,7 @@ def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Met
         )
     if not info.empty:
         costs = meter.costs.seconds(func, args, kwargs, [], out)
-        meter.machine.clock.compute(meter.index, info.name, *costs)
+        meter.machine.clock.compute(meter.index, info.name, *costs, tuple(out.shape))
     return wrap_new(out, meter)
 
 

@@ -89,7 +89,7 @@ class VirtualWork(dist.Work):
             kind = "transfer" if self.name in ("send", "recv") else "collective"
             device = self.meter.index
             span = (start, self.end)
-            clock.log += (device, kind, self.phase, self.name, *span, None, self.stream)
+            clock.log += (device, kind, self.phase, self.name, *span, None, self.stream, None)
             self._free()
 
     def _free(self) -> None:

@@ -109,9 +109,17 @@ class Clock:
         return host
 
     def compute(
-        self, device: int, name: str, seconds: float, host_seconds: float = LAUNCH_OVERHEAD
+        self,
+        device: int,
+        name: str,
+        seconds: float,
+        host_seconds: float = LAUNCH_OVERHEAD,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
-        """Execute an operation that takes `seconds`, and on the host `host_seconds`."""
+        """Execute an operation that takes `seconds`, and on the host `host_seconds`.
+
+        `shape` is its result's.
+        """
         # Hot path: the usual cases of host_thread, launch and phase are repeated here, because
         # calls cost time.
         graph_task = _graph_task()
@@ -138,7 +146,7 @@ class Clock:
             phase = "forward"
         else:
             phase = "backward"
-        self.log += (device, "compute", phase, name, start, end, None, stream.number)
+        self.log += (device, "compute", phase, name, start, end, None, stream.number, shape)
 
     def _run_beside(
         self, stream: StreamClock, ready: float, seconds: float
@@ -149,7 +157,7 @@ class Clock:
         start, end, rest = stream.sms.run_urgently(ready, seconds)
         if rest is not None:
             phase, device = self.phase(), stream.device
-            self.log += (device, "compute", phase, INTERRUPTED, *rest, None, DEFAULT)
+            self.log += (device, "compute", phase, INTERRUPTED, *rest, None, DEFAULT, None)
             # A stream whose work ends later has waited somewhere, and has lost no time.
             for other in self.streams[device].values():
                 if not other.urgent and start < other.free_at <= rest[0]:
@@ -213,7 +221,7 @@ class Clock:
             stream.delay(end)
         name = f"{device_name(source)} → {device_name(destination)}"
         number = streams[0].number
-        self.log += (device, "transfer", self.phase(), name, start, end, peer, number)
+        self.log += (device, "transfer", self.phase(), name, start, end, peer, number, None)
         if wait:
             host.time = max(host.join(), end)
 

@@ -15,7 +15,8 @@ class Event(NamedTuple):
     (an optimizer's step). A transfer has two ends: `device` is its source, or its destination
     if the source is the host; `peer` is the other end (HOST for the host). For a message
     between ranks `peer` is None. `stream` is the number of the device's stream that launched
-    the work. A kernel can pause between its start and its end (streams.py).
+    the work. `shape` is that of a computation's result, the first one of several. A kernel can
+    pause between its start and its end (streams.py).
     """
 
     device: int
@@ -26,3 +27,4 @@ class Event(NamedTuple):
     end: float
     peer: int | None = None
     stream: int = DEFAULT
+    shape: tuple[int, ...] | None = None

@@ -6,6 +6,7 @@ marks the times as simulated and names the machine.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,17 @@ class Timeline:
         duration = format_seconds(self.end - self.start)
         return f"<{len(self.events)} events in {duration}; {busy}; {self.label}>"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the events, to zoom with the mouse and the keyboard."""
+        from multigpu.virtual import page
+
+        whole = page.html("multigpu.timeline()", repr(self), self, {}, {})
+        height = 300 + 50 * len(self.lanes)
+        return (
+            f'<iframe srcdoc="{escape(whole)}" '
+            f'style="width: 100%; height: {height}px; border: 0"></iframe>'
+        )
+
     def busy(self, device: "torch.device | str | int", kind: str | None = "compute") -> float:
         """The fraction of the time, 0 to 1, in which the device did work of `kind`.
 
@@ -195,6 +207,8 @@ class Timeline:
                 "ts": event.start * 1e6,
                 "dur": (event.end - event.start) * 1e6,
             }
+            if event.shape is not None:
+                row["args"] = {"shape": event.shape}
             rows.append(row)
         trace = {"traceEvents": rows, "otherData": {"label": self.label}}
         with atomic(path) as temporary:
