@@ -1,6 +1,10 @@
 """Spans of simulated time, and durations as text."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+import numpy as np
 
 from multigpu.virtual.sim.event import Event
 
@@ -41,6 +45,41 @@ def subtract_spans(spans: list[Span], holes: list[Span]) -> list[Span]:
         if start < end:
             rest.append((start, end))
     return rest
+
+
+def in_turns(works: list[dict[Hashable, list[Span]]]) -> list[Callable[[float], float]]:
+    """When users of shared hardware get on with their work: of k at once, each at 1/k speed.
+
+    `works` has each user's disjoint spans of work as if it were alone, by the hardware.
+    Returns for each user the function from its time alone to the time with the others.
+    """
+    left = [
+        sorted(
+            ((at, name) for name in work for span in work[name] for at in span), reverse=True
+        )
+        for work in works
+    ]
+    alone, turns = ([[0.0] for _ in works] for _ in range(2))
+    busy: list[set[Hashable]] = [set() for _ in works]
+    now = 0.0
+    while users := [user for user in range(len(works)) if left[user]]:
+        count = Counter(name for names in busy for name in names)
+        slower = [max((count[name] for name in names), default=1) for names in busy]
+        wait, first = min(
+            ((left[user][-1][0] - alone[user][-1]) * slower[user], user) for user in users
+        )
+        now += wait
+        for user in users:
+            alone[user].append(alone[user][-1] + wait / slower[user])
+            turns[user].append(now)
+        alone[first][-1], name = left[first].pop()
+        busy[first] ^= {name}
+
+    def moved(user: int, time: float) -> float:
+        late = max(time - alone[user][-1], 0.0)
+        return float(np.interp(time, alone[user], turns[user])) + late
+
+    return [partial(moved, user) for user in range(len(works))]
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
