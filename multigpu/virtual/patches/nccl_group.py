@@ -18,7 +18,13 @@ from torch._C._distributed_c10d import _ProcessGroupWrapper
 
 from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
-from multigpu.virtual.patches.communicator import Call, Communicator, Kernel, Message
+from multigpu.virtual.patches.communicator import (
+    Call,
+    Communicator,
+    Kernel,
+    Message,
+    nccl_error,
+)
 from multigpu.virtual.patches.flight_recorder import (
     COALESCED,
     NOTHING,
@@ -39,7 +45,7 @@ from multigpu.virtual.patches.process_group import (
 )
 from multigpu.virtual.patches.watchdog import Board, program_line, watchdog
 from multigpu.virtual.patches.work import VirtualWork
-from multigpu.virtual.sim.machine import Machine
+from multigpu.virtual.sim.machine import running
 
 Tensor = torch.Tensor
 Op = dist.ReduceOp
@@ -139,8 +145,10 @@ class NcclGroup(VirtualGroup):
         # The communicators: that of all ranks, which also has batches of messages, and one
         # for each other rank with which this one exchanges single messages.
         self.communicators: dict[int, Communicator] = {}
-        # The device of the last collective or message; None before the first one.
+        # The device of the last collective or message; None of a barrier that names none.
         self.last_device: int | None = None
+        # Those of all communicators.
+        self.used_devices: set[int] = set()
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's own check of what the ranks call.
         self._checker: dist.ProcessGroup | None = None
         if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -198,12 +206,29 @@ class NcclGroup(VirtualGroup):
         """Two numbers that no other GPU has: here each rank has a GPU of its own."""
         return torch.tensor([-1.0, self.rank()], dtype=torch.float64)
 
-    def device_index(self, machine: Machine) -> int:
-        """The GPU of this rank: NCCL's own guess before the first collective (a barrier)."""
+    def device_index(self) -> int:
+        """The GPU of the collective that this rank launches.
+
+        A barrier takes the one that torch's does (ProcessGroupNCCL.cpp): the group's own, the
+        first that the group has used, else a guess by the rank.
+        """
         if self.last_device is not None:
             return self.last_device
-        bound = self.bound_device_id
-        return self.rank() % len(machine.meters) if bound is None else bound.index
+        if self.bound_device_id is not None:
+            return self.bound_device_id.index
+        if self.used_devices:
+            return min(self.used_devices)
+        machine = running()
+        return self.global_rank(self.rank()) % (len(machine.meters) if machine else 1)
+
+    def connect(self) -> None:
+        """Make the communicator at once, as NCCL does for a group with `device_id`."""
+        line = program_line(sys._getframe(1))
+        self.communicator().connect([Call("INIT", 0, 0, 0, torch.uint8, line=line)])
+
+    def barrier(self, opts: dist.BarrierOptions | None = None) -> dist.Work:
+        self.last_device = next(iter(opts.device_ids), None) if opts is not None else None
+        return super().barrier(opts)
 
     def unfinished(self) -> list[Kernel]:
         """The kernels that run or wait for a communicator, without those that have failed."""
@@ -279,6 +304,7 @@ class NcclGroup(VirtualGroup):
     def collective(self, method: str, args: tuple) -> dist.Work:
         if any(type(tensor) is VirtualTensor for tensor in tensors_in(args)):
             _check_nccl(method, args)
+            _check_sizes(method, args, self.size())
         return super().collective(method, args)
 
     def _call(self, method: str, name: str, args: tuple) -> tuple[Call, list[int]]:
@@ -465,6 +491,55 @@ def _check_nccl(method: str, args: tuple) -> None:
     exact = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
     if operation == Op.PREMUL_SUM and not dtypes <= set(exact):
         raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
+
+
+def _check_sizes(method: str, args: tuple, size: int) -> None:
+    """Raise torch's error for tensors that do not fit together (torch 2.13).
+
+    Where torch does not look, NCCL writes beyond the tensors' ends: gloo's error stands then.
+    """
+    first, second = args[0], args[1]
+    root = getattr(args[-1], "rootRank", 0)
+    if not 0 <= root < size:
+        if method in ("gather", "scatter"):
+            raise ValueError(f"ProcessGroupNCCL::{method}: invalid root rank: {root}")
+        raise nccl_error(
+            "invalid argument",
+            "ncclInvalidArgument: Invalid value for an argument.",
+            f"{method.capitalize()} : invalid root {root} (root should be in the 0..{size} "
+            f"range)",
+        )
+    if method in ("_allgather_base", "all_gather_single"):
+        if first.dtype != second.dtype:
+            raise TypeError("output tensor must have the same type as input tensor")
+        if first.numel() != second.numel() * size:
+            raise ValueError(
+                "output tensor size must be equal to world_size times input tensor size"
+            )
+    elif method in ("_reduce_scatter_base", "reduce_scatter_single"):
+        if first.dtype != second.dtype:
+            raise TypeError("input tensor must be the same type as the output tensor.")
+        if second.numel() != first.numel() * size:
+            raise ValueError(
+                "input tensor must be the same size as output size times world size"
+            )
+    elif method in ("alltoall_base", "all_to_all_single"):
+        for tensor, splits in ((second, args[3]), (first, args[2])):
+            if not splits and len(tensor) % size:
+                raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+            if splits and len(splits) != size:
+                raise RuntimeError("Number of tensor splits not equal to group size")
+            if splits and sum(splits) != len(tensor):
+                raise RuntimeError("Split sizes doesn't match total dim 0 size")
+    elif method in ("gather", "scatter"):
+        what = "output" if method == "gather" else "input"
+        for parts in args[0] if method == "gather" else args[1]:
+            if len(parts) != size:
+                raise ValueError(
+                    f"ProcessGroupNCCL::{method}: Incorrect {what} list size {len(parts)}. "
+                    f"{what.capitalize()} list size should be {size}, same as size of the "
+                    f"process group."
+                )
 
 
 def open_patient_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Gloo:

@@ -328,6 +328,7 @@ class VirtualGroup(dist.ProcessGroup):
             return start, self.ends[lane]
 
         work.schedule = schedule
+        work.leave_lane = lambda: queue.remove(work)
 
 
 def _method(name: str) -> Callable[..., dist.Work]:

@@ -47,6 +47,8 @@ class VirtualWork(dist.Work):
         self.stream = clock.current_streams()[meter.index].number
         self.arrival = torch.zeros(0)
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        # Called if it fails: later works of its lane do not wait for it.
+        self.leave_lane: Callable[[], None] = lambda: None
         self.end: float | None = None
         self._result = result
         # An operation that uses some of these bytes waits for this work. A send has none,
@@ -80,9 +82,10 @@ class VirtualWork(dist.Work):
             try:
                 for work in self.works:
                     work.wait()
-            except dist.DistBackendError:
+            except Exception:
                 # It is said once: the tensors are then free for another group.
                 self.end = self.arrival[0].item()
+                self.leave_lane()
                 self._free()
                 raise
             start, self.end = self.schedule()
