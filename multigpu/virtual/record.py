@@ -134,18 +134,15 @@ class Record:
 
     def move(self, moved: Callable[[float], float]) -> None:
         """Let what was at a time be at `moved(time)`. What the GPUs worked stays as long."""
-
-        def move_event(event: Event) -> Event:
-            return event._replace(start=moved(event.start), end=moved(event.end))
-
         summary = self.summary
         summary.seconds = moved(summary.seconds)
         if summary.whole_until is not None:
             summary.whole_until = moved(summary.whole_until)
         for step in summary.steps:
             step.end = moved(step.end)
-        self.events = list(map(move_event, self.events))
-        self.notes = {move_event(event): note for event, note in self.notes.items()}
+        new = {e: e._replace(start=moved(e.start), end=moved(e.end)) for e in self.events}
+        self.events = [new[event] for event in self.events]
+        self.notes = {new[event]: note for event, note in self.notes.items()}
         for gpu, parts in self.memory.items():
             self.memory[gpu] = [(moved(a), moved(b), *rest) for a, b, *rest in parts]
 

@@ -334,25 +334,17 @@ class Report:
         works: dict[int, dict[Hashable, list[Span]]] = defaultdict(dict)
         for gpu in filter(self._takes_turns, self.gpus):
             for record, device in gpu.users:
-                spans = merge_spans(
-                    (
-                        (event.start, event.end)
-                        for event in record.events
-                        if event.device == device.shown and event.kind == "compute"
-                    ),
-                    0.0,
-                    record.summary.seconds,
-                )
+                own = [one for one in record.events if one.device == device.shown]
+                spans = [(one.start, one.end) for one in own if one.kind == "compute"]
+                spans = merge_spans(spans, 0.0, record.summary.seconds)
                 # Of the events that the record has not, only the sum is known.
                 start = spans[-1][1] if spans else 0.0
-                end = start + device.compute - sum(end - start for start, end in spans)
-                spans = merge_spans([*spans, (start, end)], 0.0, record.summary.seconds)
-                works[id(record)][gpu.machine, gpu.number] = spans
-        users = [record for record in self.records if id(record) in works]
-        for record, moved in zip(
-            users, in_turns([works[id(one)] for one in users]), strict=True
-        ):
-            record.move(moved)
+                rest = device.compute - sum(end - start for start, end in spans)
+                spans = merge_spans([*spans, (start, start + rest)], 0.0, start + rest)
+                works[self.records.index(record)][gpu.machine, gpu.number] = spans
+        moves = in_turns(list(works.values()))
+        for number, move in zip(works, moves, strict=True):
+            self.records[number].move(move)
 
     def _name(self, gpu: Gpu) -> str:
         name = f"GPU {gpu.number}"

@@ -126,6 +126,15 @@ def _classes(in_world: bool) -> tuple[type, type]:
             self._check(tensors)
             return super()._message(name, tensors, *more)
 
+        def device_index(self) -> int:
+            """A barrier is on the group's GPU, else on its first, else where the rank says."""
+            if self.last_device is not None:
+                return self.last_device
+            if self.bound_device_id is not None:
+                return self.bound_device_id.index
+            guess = self.global_rank(self.rank()) % len(running().meters)
+            return min(self.used_devices, default=guess)
+
         def gpu_identity(self) -> torch.Tensor:
             return torch.tensor(place(running(), self.device_index()), dtype=torch.float64)
 

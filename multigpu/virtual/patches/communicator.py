@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 # The name of what a rank does when a GPU is new to a communicator.
 CONNECTION = "a connection"
+ANOTHER_GPU = (
+    "a rank, not all, uses another GPU than in the group's collectives before: call "
+    "torch.cuda.set_device(local_rank) before the first one"
+)
 # Seconds after which a host that waits tells the other ranks so.
 PATIENCE = 0.2
 
@@ -242,8 +246,9 @@ class Communicator:
         self.group.used_devices.add(device)
         # A rank that waits in a call which would let a GPU's host go on counts as here.
         connection = self._launch(self._connect, calls)
+        others = [rank for rank in self.ranks if rank != self.group.rank()]
         try:
-            connection.wait(on_a_gpu_too=True, give_up=self._others_wait_here_only)
+            connection.wait(True, give_up=lambda: self.group.board.any_waits(others))
         except dist.DistBackendError:
             self._devices.remove(device)
             raise
@@ -291,9 +296,6 @@ class Communicator:
             self.kernels.popleft()
             kernel.end(failed)
 
-    def _others_wait_here_only(self) -> bool:
-        return self.group.board.any_waits([r for r in self.ranks if r != self.group.rank()])
-
     def _connect(self, kernel: Kernel) -> None:
         """Wait for all ranks; raise NCCL's error if two are on one GPU."""
         gloo, own = self.group.gloo, self.group.rank()
@@ -322,14 +324,9 @@ class Communicator:
         rows = self.exchange(torch.cat([row, what]))
         whats = rows[:, len(row) :]
         if any(not torch.equal(other, what) for other in whats):
-            changed = (whats[:, 0] == zlib.crc32(CONNECTION.encode())).nonzero()
-            raise Mismatch(
-                f"rank {self.group.global_rank(changed[0].item())} uses another GPU than in "
-                f"the group's collectives before, and other ranks do not: call "
-                f"torch.cuda.set_device(local_rank) before the first one"
-                if len(changed)
-                else "the ranks call different collectives"
-            )
+            if zlib.crc32(CONNECTION.encode()) in whats[:, 0]:
+                raise Mismatch(ANOTHER_GPU)
+            raise Mismatch("the ranks call different collectives")
         return rows[:, : len(row)]
 
     def exchange(self, row: Tensor) -> Tensor:
@@ -462,7 +459,7 @@ def duplicate_error(rank: int, other: int, number: int) -> dist.DistBackendError
     # A bus id stands for the GPU there: 0x1000 and up.
     return nccl_error(
         "invalid usage",
-        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+        "This usually reflects invalid usage of NCCL library.",
         f"Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device "
         f"{(number + 1) << 12:x}",
     )
@@ -472,6 +469,6 @@ def nccl_error(kind: str, meaning: str, last: str) -> dist.DistBackendError:
     """An error of NCCL in the words of torch 2.13 with NCCL 2.27."""
     return dist.DistBackendError(
         f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {kind} "
-        f"(run with NCCL_DEBUG=WARN for details), NCCL version {NCCL_VERSION}\n{meaning}\n"
-        f"Last error:\n{last}"
+        f"(run with NCCL_DEBUG=WARN for details), NCCL version {NCCL_VERSION}\n"
+        f"nccl{kind.title().replace(' ', '')}: {meaning}\nLast error:\n{last}"
     )

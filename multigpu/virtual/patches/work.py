@@ -105,15 +105,11 @@ class VirtualWork(dist.Work):
         # The group keeps this object for a while, but must not keep the tensors' memory.
         self._bytes = []
         self.works = []
-        result, self._result = self._result, _weak(self._result)
+        result, self._result = self._result, each(TensorWeakRef, self._result)
         if _get_work_registry_size():
             _leave_registry(result)
 
-    def synchronize(self) -> None:
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        self.wait()
+    synchronize = block_current_stream = wait
 
     def get_future(self) -> torch.futures.Future:
         # Complete at once, because an operation that uses the tensors waits for this work.
@@ -183,15 +179,15 @@ def _leave_registry(value: Any) -> None:
         _leave_registry(part)
 
 
-def _weak(value: Any) -> Any:
-    """A tensor, or nested lists of them, as weak references."""
-    if isinstance(value, torch.Tensor):
-        return TensorWeakRef(value)
-    return [_weak(part) for part in value]
+def each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The same nested lists and tuples, with `function(tensor)` in the place of a tensor."""
+    if type(value) in (list, tuple):
+        return type(value)(each(function, part) for part in value)
+    return function(value) if isinstance(value, torch.Tensor) else value
 
 
 def _strong(value: Any) -> Any:
-    """The tensors of `_weak`, with None for a deleted tensor; tensors stay unchanged."""
+    """The tensors of weak references (None: it is deleted); tensors stay unchanged."""
     if isinstance(value, TensorWeakRef):
         return value()
     if isinstance(value, torch.Tensor):

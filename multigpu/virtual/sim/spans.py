@@ -54,32 +54,27 @@ def in_turns(works: list[dict[Hashable, list[Span]]]) -> list[Callable[[float], 
     Returns for each user the function from its time alone to the time with the others.
     """
     left = [
-        sorted(
-            ((at, name) for name in work for span in work[name] for at in span), reverse=True
-        )
+        sorted([(at, name) for name in work for span in work[name] for at in span])[::-1]
         for work in works
     ]
-    alone, turns = ([[0.0] for _ in works] for _ in range(2))
+    # (time alone, time with the others); in between a user goes on evenly.
+    points = [[(0.0, 0.0)] for _ in works]
     busy: list[set[Hashable]] = [set() for _ in works]
-    now = 0.0
-    while users := [user for user in range(len(works)) if left[user]]:
+    while users := [user for user, ends in enumerate(left) if ends]:
         count = Counter(name for names in busy for name in names)
         slower = [max((count[name] for name in names), default=1) for names in busy]
         wait, first = min(
-            ((left[user][-1][0] - alone[user][-1]) * slower[user], user) for user in users
+            ((left[user][-1][0] - points[user][-1][0]) * slower[user], user) for user in users
         )
-        now += wait
         for user in users:
-            alone[user].append(alone[user][-1] + wait / slower[user])
-            turns[user].append(now)
-        alone[first][-1], name = left[first].pop()
-        busy[first] ^= {name}
+            alone, now = points[user][-1]
+            points[user].append((alone + wait / slower[user], now + wait))
+        busy[first] ^= {left[first].pop()[1]}
+    return [partial(_moved, *np.array(list(zip(*one, strict=True)))) for one in points]
 
-    def moved(user: int, time: float) -> float:
-        late = max(time - alone[user][-1], 0.0)
-        return float(np.interp(time, alone[user], turns[user])) + late
 
-    return [partial(moved, user) for user in range(len(works))]
+def _moved(alone: np.ndarray, turns: np.ndarray, time: float) -> float:
+    return float(np.interp(time, alone, turns) + max(time - alone[-1], 0.0))
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
