@@ -342,8 +342,7 @@ class Report:
                 rest = device.compute - sum(end - start for start, end in spans)
                 spans = merge_spans([*spans, (start, start + rest)], 0.0, start + rest)
                 works[self.records.index(record)][gpu.machine, gpu.number] = spans
-        moves = in_turns(list(works.values()))
-        for number, move in zip(works, moves, strict=True):
+        for number, move in zip(works, in_turns(list(works.values())), strict=True):
             self.records[number].move(move)
 
     def _name(self, gpu: Gpu) -> str:
