@@ -10,7 +10,7 @@ A process that is killed leaves what it wrote last.
 import json
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest
@@ -131,6 +131,20 @@ class Record:
     events: list[Event]
     notes: dict[Event, str]
     memory: dict[int, list[Lifetime]] = field(default_factory=dict)
+
+    def move(self, moved: Callable[[float], float]) -> None:
+        """Let what was at a time be at `moved(time)`. What the GPUs worked stays as long."""
+        summary = self.summary
+        summary.seconds = moved(summary.seconds)
+        if summary.whole_until is not None:
+            summary.whole_until = moved(summary.whole_until)
+        for step in summary.steps:
+            step.end = moved(step.end)
+        new = {e: e._replace(start=moved(e.start), end=moved(e.end)) for e in self.events}
+        self.events = [new[event] for event in self.events]
+        self.notes = {new[event]: note for event, note in self.notes.items()}
+        for gpu, parts in self.memory.items():
+            self.memory[gpu] = [(moved(a), moved(b), *rest) for a, b, *rest in parts]
 
 
 def write_summary(path: Path, summary: Summary) -> None:

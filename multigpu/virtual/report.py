@@ -1,7 +1,7 @@
 """What a run on virtual GPUs ends with: a table, a picture, a trace, the numbers as JSON."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from multigpu.virtual.record import Device, Record, read_records
 from multigpu.virtual.shared_memory import Shared, read_shared
 from multigpu.virtual.sim.event import Event
 from multigpu.virtual.sim.presets import format_bytes
-from multigpu.virtual.sim.spans import format_seconds
+from multigpu.virtual.sim.spans import Span, format_seconds, in_turns, merge_spans
 from multigpu.virtual.sim.timeline import Timeline
 from multigpu.virtual.table import table
 from multigpu.virtual.traffic import Flow
@@ -61,6 +61,7 @@ class Report:
         self.options = options
         self.records = read_records(folder)
         self.gpus = self._gpus(read_shared(folder))
+        self._take_turns()
         self.seconds = max((record.summary.seconds for record in self.records), default=0.0)
         self.prediction: Prediction | None = None
         self.at_peaks: Prediction | None = None
@@ -160,11 +161,10 @@ class Report:
             )
         if taking_turns := [gpu for gpu in self.gpus if self._takes_turns(gpu)]:
             names = ", ".join(map(self._name, taking_turns))
-            most = max(gpu.at_once for gpu in taking_turns)
             remarks.append(
-                f"{names} computed for several processes, and each one's time is that of a "
-                f"GPU of its own: without MPS a GPU runs one process's kernels at a time, "
-                f"so {most} busy processes take up to {most} times as long."
+                f"{names} computed for several processes in turns, as without MPS: the times "
+                f"of this report have the turns, and those that the program asks for "
+                f"(torch.cuda.Event, --clock simulated) are of a GPU of its own."
             )
         for record in self.records:
             remarks += [one for one in record.summary.left_out if one not in remarks]
@@ -324,6 +324,26 @@ class Report:
     def _takes_turns(self, gpu: Gpu) -> bool:
         """Whether several processes computed on the GPU that had memory there together."""
         return gpu.at_once > 1 and sum(device.compute > 0 for _, device in gpu.users) > 1
+
+    def _take_turns(self) -> None:
+        """Let processes that compute on one GPU at the same time take longer in the records.
+
+        Each process's clock counts as if it had its GPUs alone; here all of them begin at 0.
+        A wait for another process takes as long as before.
+        """
+        works: dict[int, dict[Hashable, list[Span]]] = defaultdict(dict)
+        for gpu in filter(self._takes_turns, self.gpus):
+            for record, device in gpu.users:
+                own = [one for one in record.events if one.device == device.shown]
+                spans = [(one.start, one.end) for one in own if one.kind == "compute"]
+                spans = merge_spans(spans, 0.0, record.summary.seconds)
+                # Of the events that the record has not, only the sum is known.
+                start = spans[-1][1] if spans else 0.0
+                rest = device.compute - sum(end - start for start, end in spans)
+                spans = merge_spans([*spans, (start, start + rest)], 0.0, start + rest)
+                works[self.records.index(record)][gpu.machine, gpu.number] = spans
+        for number, move in zip(works, in_turns(list(works.values())), strict=True):
+            self.records[number].move(move)
 
     def _name(self, gpu: Gpu) -> str:
         name = f"GPU {gpu.number}"

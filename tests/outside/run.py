@@ -44,6 +44,7 @@ CONSEQUENCES = ("ChildFailedError", "Connection closed by peer")
 # They decide which GPUs a script sees, and are of this process's own run.
 NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NO_LOSSES = "it prints no loss and writes no checkpoint"
+NO_MOVES = "its optimizer moves no weight: equal numbers would say little"
 
 
 def main() -> None:
@@ -210,6 +211,9 @@ class Run:
             found = asdict(self._comparison(output, reference))
         except ValueError as error:
             return f"unproven: {error}"
+        stepped, moved = ((self.working / name).exists() for name in ("stepped", "moved"))
+        if found["equal"] and stepped and not moved:
+            return f"unproven: {NO_MOVES}"
         return {"reference": case.reference, **found}
 
     def reference(self) -> dict:
@@ -232,9 +236,11 @@ class Run:
             command[:1] = [sys.executable, "-m", "torch.distributed.run"]
         elif command[0] == "-m" or command[0].endswith(".py"):
             command[:0] = [sys.executable]
-        return self._start(
-            folder, command, {f"OUTSIDE_{case.reference.upper()}": str(case.gpus)}
-        )
+        more = {
+            f"OUTSIDE_{case.reference.upper()}": str(case.gpus),
+            "OUTSIDE_STEPS": str(self.working),
+        }
+        return self._start(folder, command, more)
 
     def _comparison(self, output: str, reference: str) -> Comparison:
         case = self.case

@@ -80,6 +80,24 @@ def test_a_loss_that_differs_on_virtual_gpus_is_found(row):
     assert found["losses"]["difference"] == pytest.approx(0.001)
 
 
+# Its gradient is 0: the layer keeps its weights, and SGD's decay alone changes them.
+NO_GRADIENT = """    loss = 0 * parallel(x).mean()
+    loss.backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.1).step()"""
+WITH_GRADIENT = NO_GRADIENT.replace("0 * ", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [NO_GRADIENT, WITH_GRADIENT])
+def test_equal_losses_without_a_gradient_are_no_proof(row, training):
+    line = "    loss = torch.nn.functional.dropout(parallel(x)).square().mean()\n"
+    found = row((f"{line}    loss.backward()", training), losses=r"loss (\S+)")["losses"]
+    if training == NO_GRADIENT:
+        assert found.startswith("unproven: its optimizer moves no weight")
+    else:
+        assert found["compared"] == 3 and found["equal"]
+
+
 @pytest.mark.slow
 def test_a_script_that_did_not_use_its_gpus_has_failed(row):
     found = row(("import torch\n", "raise SystemExit\n"))

@@ -89,6 +89,12 @@ CALLS = {
         "Loss.cu:90",
         "input_val >= zero && input_val <= one",
     ),
+    "masked_scatter": (
+        lambda x, bad: x.masked_scatter(x > 0, x[:1]),
+        "IndexKernel.cu: masked_scatter_size_check",
+        "totalElements <= srcSize",
+    ),
+    "poisson": (lambda x, bad: torch.poisson(-x), "Distributions.cu", "lambda >= 0"),
     "_assert_async": (lambda x, bad: torch._assert_async(x[0] - 1), "TensorCompare", "input"),
 }
 

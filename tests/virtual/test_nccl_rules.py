@@ -28,6 +28,72 @@ os._exit(0)
         assert "Duplicate GPU detected : rank" in text
 
 
+def test_two_ranks_on_one_gpu_again(tmp_path):
+    """The error comes each time, until each rank takes a GPU of its own."""
+    for *errors, last in results(
+        tmp_path,
+        """
+dist.init_process_group("nccl")
+errors = [error_of(dist.all_reduce, full(1)), error_of(dist.all_gather_object, [0, 0], 1)]
+torch.cuda.set_device(rank)
+x = full(1)
+dist.all_reduce(x)
+print(json.dumps([*errors, x.item()]))
+""",
+    ):
+        assert all("Duplicate GPU detected" in error for error in errors) and last == 2.0
+
+
+def test_device_id_connects_at_once(tmp_path):
+    """Two ranks on one GPU are an error of init_process_group itself."""
+    for found in results(
+        tmp_path,
+        """
+found = error_of(dist.init_process_group, "nccl", device_id=torch.device("cuda:0"))
+print(json.dumps(found), flush=True)
+time.sleep(2)
+os._exit(0)
+""",
+    ):
+        assert "Duplicate GPU detected" in found
+
+
+def test_a_barrier_before_set_device_takes_another_gpu(tmp_path):
+    """Rank 1's barrier is on cuda:1 and its all_reduce on cuda:0, as with NCCL's guess."""
+    for process in run(
+        tmp_path,
+        """
+dist.init_process_group("nccl")
+dist.barrier()
+dist.all_reduce(full(1))
+""",
+    ):
+        assert process.returncode == -signal.SIGABRT, process.stdout
+        (said,) = re.findall("^  likely: .*$", process.stdout, re.MULTILINE)
+        assert "a rank, not all, uses another GPU" in said and "set_device" in said
+
+
+def test_a_mesh_and_a_barrier_of_a_named_gpu(tmp_path):
+    """With device_id a mesh splits the group: init_device_mesh has split_group's name, too."""
+    found = results(
+        tmp_path,
+        """
+dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+mesh = dist.init_device_mesh("cuda", (1, 2), mesh_dim_names=("data", "tensor"))
+x = full(1)
+for name in ("data", "tensor"):
+    dist.all_reduce(x, group=mesh[name].get_group())
+dist.destroy_process_group()
+dist.init_process_group("nccl")
+dist.barrier(device_ids=[rank])
+torch.cuda.set_device(rank)
+dist.all_reduce(x)
+print(json.dumps(x.item()))
+""",
+    )
+    assert found == [4.0, 4.0]
+
+
 def test_srun_with_one_gpu_on_each_of_two_nodes(tmp_path):
     """Both are cuda:0, of different machines: Slurm says which."""
     found = results(
@@ -84,6 +150,65 @@ print(json.dumps(found))
         "gathered": [2.0, 2.0],
         "anyone": "RuntimeError: ProcessGroupNCCL does not support recvAnysource",
     }
+
+
+def test_tensors_that_do_not_fit_together(tmp_path):
+    """torch refuses them, and the group goes on."""
+    found = results(
+        tmp_path,
+        """
+import warnings
+warnings.simplefilter("ignore")
+start()
+one, two, three, four = (full(1, count) for count in (1, 2, 3, 4))
+splits = dist.all_to_all_single
+found = [
+    error_of(dist.all_gather_into_tensor, three, two),
+    error_of(dist.all_gather_into_tensor, four, two.half()),
+    error_of(dist.reduce_scatter_tensor, two, three),
+    error_of(dist.reduce_scatter_tensor, two, four.half()),
+    error_of(splits, three, three),
+    error_of(splits, three, three, [1, 1], [2, 1]),
+    error_of(splits, three, three, [1], [3]),
+    error_of(dist.gather, one, [one] if rank == 0 else None) if rank == 0 else "",
+    error_of(dist.gather, one, dst=2),
+    error_of(dist.broadcast, one, 2).splitlines()[-1],
+]
+dist.all_reduce(two)
+print(json.dumps([*found, two.tolist()]))
+""",
+    )[0]
+    assert found == [
+        "ValueError: output tensor size must be equal to world_size times input tensor size",
+        "TypeError: output tensor must have the same type as input tensor",
+        "ValueError: input tensor must be the same size as output size times world size",
+        "TypeError: input tensor must be the same type as the output tensor.",
+        "RuntimeError: Tensor's dim 0 does not divide equally across group size",
+        "RuntimeError: Split sizes doesn't match total dim 0 size",
+        "RuntimeError: Number of tensor splits not equal to group size",
+        "ValueError: ProcessGroupNCCL::gather: Incorrect output list size 1. Output list size "
+        "should be 2, same as size of the process group.",
+        "ValueError: ProcessGroupNCCL::gather: invalid root rank: 2",
+        "Broadcast : invalid root 2 (root should be in the 0..2 range)",
+        [2.0, 2.0],
+    ]
+
+
+def test_a_batch_with_messages_of_a_rank_to_itself(tmp_path):
+    found = results(
+        tmp_path,
+        """
+start()
+own, other = full(-1), full(-1)
+batch = [(dist.isend, full(rank), rank), (dist.irecv, own, rank)]
+both = [*batch, (dist.isend, full(10 + rank), 1 - rank), (dist.irecv, other, 1 - rank)]
+for one in (both, batch):
+    for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in one]):
+        work.wait()
+print(json.dumps([own.item(), other.item()]))
+""",
+    )
+    assert found == [[0.0, 11.0], [1.0, 10.0]]
 
 
 def test_messages_have_one_order_and_no_tags(tmp_path):
@@ -181,6 +306,20 @@ for group in groups if rank else groups[::-1]:
     dist.all_reduce(full(1), group=group)
 """,
         ["not in the group of ranks 0, 1"],
+        "two groups in other orders",
+    ),
+    "another type": (
+        "dist.all_reduce(full(1) if rank else full(1).int())",
+        ["1 element of float32", "1 element of int32"],
+        "other types: int32 on rank 0, float32 on rank 1",
+    ),
+    "two groups of messages": (
+        """
+groups = [dist.new_group([0, 1]) for _ in range(2)]
+for group in groups if rank else groups[::-1]:
+    dist.recv(full(1), 0, group) if rank else dist.send(full(1), 1, group)
+""",
+        ["OpType=SEND", "not in the group of ranks 0, 1"],
         "two groups in other orders",
     ),
     "messages that cross": (

@@ -9,6 +9,7 @@ import pytest
 from virtual_runs import virtual, write
 
 from multigpu.virtual.shared_memory import SharedMemory, machine, read_shared
+from multigpu.virtual.sim.spans import in_turns
 
 MIB = 2**20
 TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
@@ -83,10 +84,7 @@ def test_two_ranks_on_one_gpu(tmp_path):
         done.stdout,
         re.MULTILINE,
     )
-    assert "GPU 0 computed for several processes, and each one's time is that of a GPU" in (
-        done.stdout
-    )
-    assert "so 2 busy processes take up to 2 times as long" in done.stdout
+    assert "GPU 0 computed for several processes in turns, as without MPS" in done.stdout
     numbers = json.loads((tmp_path / "n.json").read_text())
     assert [gpu["peak_bytes"] for gpu in numbers["gpus"]] == [40 * MIB, 40 * MIB]
     assert numbers["memory"] == [
@@ -152,6 +150,45 @@ def test_which_memory_is_shared(tmp_path):
     # The dead child's 40 MiB and the parent's 60 MiB were not there at the same time.
     assert used == {("node-0", 0): 40, ("node-0", 1): 60, ("node-1", 1): 40}
     assert "GPU 1 of node-0, 2 processes, reserved" in done.stdout
+
+
+TURNS = """
+import sys, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+x = torch.ones(1, device="cuda")
+dist.barrier()
+for _ in range(40):
+    if dist.get_rank() < int(sys.argv[1]):
+        torch.cuda._sleep(10**9)
+torch.cuda.synchronize()
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [1, 2])
+def test_ranks_on_one_gpu_take_turns(tmp_path, busy):
+    """Two ranks that compute all the time take twice as long as on two GPUs."""
+    script = write(tmp_path, TURNS)
+    seconds = []
+    for gpus in (1, 2):
+        options = ("--gpus", gpus, "--json", "n.json")
+        done = virtual(tmp_path, *options, *TORCHRUN, script, busy)
+        assert done.returncode == 0, done.stdout
+        numbers = json.loads((tmp_path / "n.json").read_text())
+        seconds.append(numbers["simulated_seconds"])
+        # No GPU computes for longer than there is time.
+        assert sum(gpu["compute_seconds"] for gpu in numbers["gpus"]) <= gpus * seconds[-1]
+    assert seconds[0] / seconds[1] == pytest.approx(busy, rel=0.01)
+
+
+def test_work_in_turns():
+    first, second = in_turns([{0: [(0, 1), (2, 3)]}, {0: [(0, 1), (1.5, 4)], 1: [(5, 6)]}])
+    assert list(map(first, (0, 0.5, 1, 2, 3, 4))) == [0, 1, 2, 3, 5, 6]
+    assert list(map(second, (0, 0.5, 1, 1.5, 2, 4, 5, 6, 7))) == [0, 1, 2, 2.5, 3, 6, 7, 8, 9]
 
 
 # map_location is missing.

@@ -126,10 +126,17 @@ def _classes(in_world: bool) -> tuple[type, type]:
             self._check(tensors)
             return super()._message(name, tensors, *more)
 
+        def device_index(self) -> int:
+            """A barrier is on the group's GPU, else on its first, else where the rank says."""
+            if self.last_device is not None:
+                return self.last_device
+            if self.bound_device_id is not None:
+                return self.bound_device_id.index
+            guess = self.global_rank(self.rank()) % len(running().meters)
+            return min(self.used_devices, default=guess)
+
         def gpu_identity(self) -> torch.Tensor:
-            machine = running()
-            index = self.device_index(machine)
-            return torch.tensor(place(machine, index), dtype=torch.float64)
+            return torch.tensor(place(running(), self.device_index()), dtype=torch.float64)
 
     rules = () if in_world else (NcclGroup,)
 
@@ -211,6 +218,8 @@ def _helper(original: Any) -> Any:
         device = more.get("device_id")
         if device is not None and isinstance(made[0], dist.ProcessGroup):
             made[0].bound_device_id = device
+            if connect := getattr(made[0], "connect", None):
+                connect()
         return made
 
     return new_process_group_helper
@@ -330,7 +339,7 @@ ROWS: tuple[Row, ...] = (
             "C++ splits NCCL's communicator",
             when=dist.is_available,
         )
-        for module in (_C10D, "torch.distributed")
+        for module in (_C10D, "torch.distributed", "torch.distributed.device_mesh")
     ),
     Replacement(
         _C10D,

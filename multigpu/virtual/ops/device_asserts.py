@@ -29,6 +29,9 @@ _TAKE = 'idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bo
 _COPY = 'idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"'
 _FILL = 'idx >= -self_dim_size && idx < self_dim_size && "Index out of bounds"'
 _MARGIN = 'target_k >= 0 && target_k < dim && "target index is out of bounds"'
+_MASKED = ("IndexKernel.cu", "masked_scatter_size_check", "totalElements <= srcSize")
+_RATE = 'lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"'
+_UNIT = "input_val >= zero && input_val <= one"
 _PROBABILITY = "probability tensor contains either `inf`, `nan` or element < 0"
 
 # (file, kernel, what it asserts) in torch's aten/src/ATen/native/cuda, by the operations that
@@ -64,9 +67,9 @@ _KERNELS: dict[tuple[str, str, str], tuple] = {
     ("MultiMarginLoss.cu", "MultiMarginLoss_forward_kernel", _MARGIN): (
         aten.multi_margin_loss,
     ),
-    ("Loss.cu:90", "operator()", "input_val >= zero && input_val <= one"): (
-        aten.binary_cross_entropy,
-    ),
+    _MASKED: (aten.masked_scatter, aten.masked_scatter_),
+    ("Distributions.cu", "operator()", _RATE): (aten.poisson,),
+    ("Loss.cu:90", "operator()", _UNIT): (aten.binary_cross_entropy,),
     ("DistributionBernoulli.cu", "operator()", "0 <= p4 && p4 <= 1"): (
         *(aten.bernoulli, aten.bernoulli_),
     ),
@@ -84,7 +87,7 @@ ASSERTS = {packet: kernel for kernel, packets in _KERNELS.items() for packet in 
 _DIMENSION = re.compile(r"imension out of|Indexing dim")
 _WRONG = re.compile(
     r"out of (bounds|range|DATA bounds)|valid range|found idx|should be between 0 and 1"
-    r"|probabilit|p_in|invalid max index|can not be negative"
+    r"|probabilit|p_in|invalid max index|can not be negative|number of ones|Poisson rate"
 )
 
 

@@ -7,7 +7,8 @@ A communicator has the same rules as NCCL's, so that what stands still there sta
   operation, root, type or size, none of them ends (NCCL may also end with wrong numbers).
 - The k-th send to a rank meets that rank's k-th receive. Tags mean nothing.
 - The first kernel waits, on the host, until all ranks of the communicator are there; two of
-  them on one GPU are an error.
+  them on one GPU are an error. So does a rank's first collective on another GPU: NCCL has a
+  communicator for each.
 
 gloo moves the numbers, once the ranks have exchanged what they are about to do.
 """
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from multigpu.virtual.patches.nccl_group import NcclGroup
 
 Tensor = torch.Tensor
+# The name of what a rank does when a GPU is new to a communicator.
+CONNECTION = "a connection"
+ANOTHER_GPU = (
+    "a rank, not all, uses another GPU than in the group's collectives before: call "
+    "torch.cuda.set_device(local_rank) before the first one"
+)
 # Seconds after which a host that waits tells the other ranks so.
 PATIENCE = 0.2
 
@@ -209,7 +216,7 @@ class Communicator:
         self.kernels: deque[Kernel] = deque()
         self._queue: SimpleQueue[Kernel | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._connected = False
+        self._devices: set[int] = set()
         self._is_aborted = False
 
     def launch(
@@ -221,15 +228,30 @@ class Communicator:
         """
         if self._is_aborted:
             raise self.group.aborted_error()
-        if not self._connected:
-            self._connected = True
-            # A rank that waits in a call which would let a GPU's host go on counts as here.
-            connection = self._launch(self._connect, calls)
-            connection.wait(on_a_gpu_too=True, give_up=self._others_wait_here_only)
+        self.connect(calls)
         kernel = self._launch(run, calls)
         if entry is not None:
             entry.kernel = kernel
         return kernel
+
+    def connect(self, calls: Sequence[Call]) -> None:
+        """Let the host wait for all ranks, if this rank's GPU is new to the communicator.
+
+        The communicator of a pair has one GPU on each side. `calls` are those that wait.
+        """
+        device = self.group.device_index()
+        if device in self._devices or (self._devices and self.channel):
+            return
+        self._devices.add(device)
+        self.group.used_devices.add(device)
+        # A rank that waits in a call which would let a GPU's host go on counts as here.
+        connection = self._launch(self._connect, calls)
+        others = [rank for rank in self.ranks if rank != self.group.rank()]
+        try:
+            connection.wait(True, give_up=lambda: self.group.board.any_waits(others))
+        except dist.DistBackendError:
+            self._devices.remove(device)
+            raise
 
     def _launch(self, run: Callable[[Kernel], None], calls: Sequence[Call]) -> Kernel:
         kernel = Kernel(run, calls, self)
@@ -274,16 +296,15 @@ class Communicator:
             self.kernels.popleft()
             kernel.end(failed)
 
-    def _others_wait_here_only(self) -> bool:
-        return self.group.board.any_waits([r for r in self.ranks if r != self.group.rank()])
-
     def _connect(self, kernel: Kernel) -> None:
         """Wait for all ranks; raise NCCL's error if two are on one GPU."""
         gloo, own = self.group.gloo, self.group.rank()
         gpus = {own: self.group.gpu_identity()}
         if self.channel == 0:
-            every = self.exchange(gpus[own])
-            gpus = dict(enumerate(every.tolist()))
+            # As long a row as a collective's.
+            row = torch.cat([gpus[own], torch.zeros(1)])
+            every = self.agree(row, _encoded(CONNECTION, Call("", 0, 0, 0, torch.uint8)))
+            gpus = dict(enumerate(every[:, :-1].tolist()))
         else:
             (peer,) = (rank for rank in self.ranks if rank != own)
             theirs = torch.zeros_like(gpus[own])
@@ -297,6 +318,16 @@ class Communicator:
         for other, identity in gpus.items():
             if other != own and identity == gpus[own]:
                 raise duplicate_error(own, other, int(identity[1]))
+
+    def agree(self, row: Tensor, what: Tensor) -> Tensor:
+        """The rows of all ranks; raises Mismatch if they do not all come with this `what`."""
+        rows = self.exchange(torch.cat([row, what]))
+        whats = rows[:, len(row) :]
+        if any(not torch.equal(other, what) for other in whats):
+            if zlib.crc32(CONNECTION.encode()) in whats[:, 0]:
+                raise Mismatch(ANOTHER_GPU)
+            raise Mismatch("the ranks call different collectives")
+        return rows[:, : len(row)]
 
     def exchange(self, row: Tensor) -> Tensor:
         """The row of each rank of the group: a matrix."""
@@ -316,11 +347,7 @@ class Communicator:
         """
 
         def run(kernel: Kernel) -> None:
-            what = _encoded(name, call)
-            rows = self.exchange(torch.cat([row, what]))
-            kernel.rows = rows[:, : len(row)]
-            if any(not torch.equal(other, what) for other in rows[:, len(row) :]):
-                raise Mismatch("the ranks call different collectives")
+            kernel.rows = self.agree(row, _encoded(name, call))
             if splits:
                 every = self.exchange(torch.tensor(splits, dtype=torch.float64))
                 _check_splits(every.tolist())
@@ -356,9 +383,16 @@ class Communicator:
         chains: dict[tuple[int, bool], list[int]] = {}
         for i, message in enumerate(messages):
             chains.setdefault((message.peer, message.is_send), []).append(i)
+        own = self.group.rank()
+        to_itself = chains.pop((own, True), []), chains.pop((own, False), [])
 
         def run(kernel: Kernel) -> None:
             errors: list[Exception] = []
+            if len(to_itself[0]) != len(to_itself[1]):
+                raise Mismatch("a batch has not as many sends to its own rank as receives")
+            for sent, received in zip(*to_itself, strict=True):
+                _hand_over(messages[sent], messages[received])
+                kernel.arrived |= {sent, received}
 
             @torch.inference_mode()
             def follow(chain: list[int]) -> None:
@@ -369,7 +403,7 @@ class Communicator:
                 except (Mismatch, RuntimeError) as error:
                     errors.append(error)
 
-            first, *others = chains.values()
+            first, *others = chains.values() or [[]]
             threads = [
                 threading.Thread(target=follow, args=(chain,), daemon=True) for chain in others
             ]
@@ -382,6 +416,16 @@ class Communicator:
                 raise errors[0]
 
         return run
+
+
+def _hand_over(sent: Message, received: Message) -> None:
+    """Move a message of a rank to itself."""
+    if sent.row[0] != received.row[0]:
+        raise Mismatch("the sender and the receiver have different sizes")
+    sent.peer_row.copy_(received.row)
+    received.peer_row.copy_(sent.row)
+    for source, target in zip(sent.payloads, received.payloads, strict=True):
+        target.view(source.dtype).copy_(source.view(target.shape))
 
 
 def _is_of_gloo(error: Exception) -> bool:
@@ -412,11 +456,19 @@ def _check_splits(rows: list[list[float]]) -> None:
 
 def duplicate_error(rank: int, other: int, number: int) -> dist.DistBackendError:
     """NCCL's error for two ranks of a communicator on one GPU."""
-    # The words of torch 2.13 with NCCL 2.27. A bus id stands for the GPU there: 0x1000 and up.
+    # A bus id stands for the GPU there: 0x1000 and up.
+    return nccl_error(
+        "invalid usage",
+        "This usually reflects invalid usage of NCCL library.",
+        f"Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device "
+        f"{(number + 1) << 12:x}",
+    )
+
+
+def nccl_error(kind: str, meaning: str, last: str) -> dist.DistBackendError:
+    """An error of NCCL in the words of torch 2.13 with NCCL 2.27."""
     return dist.DistBackendError(
-        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage "
+        f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {kind} "
         f"(run with NCCL_DEBUG=WARN for details), NCCL version {NCCL_VERSION}\n"
-        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-        f"Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA "
-        f"device {(number + 1) << 12:x}"
+        f"nccl{kind.title().replace(' ', '')}: {meaning}\nLast error:\n{last}"
     )

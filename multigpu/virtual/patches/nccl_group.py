@@ -18,7 +18,13 @@ from torch._C._distributed_c10d import _ProcessGroupWrapper
 
 from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
-from multigpu.virtual.patches.communicator import Call, Communicator, Kernel, Message
+from multigpu.virtual.patches.communicator import (
+    Call,
+    Communicator,
+    Kernel,
+    Message,
+    nccl_error,
+)
 from multigpu.virtual.patches.flight_recorder import (
     COALESCED,
     NOTHING,
@@ -38,54 +44,32 @@ from multigpu.virtual.patches.process_group import (
     tensors_in,
 )
 from multigpu.virtual.patches.watchdog import Board, program_line, watchdog
-from multigpu.virtual.patches.work import VirtualWork
-from multigpu.virtual.sim.machine import Machine
+from multigpu.virtual.patches.work import VirtualWork, each
 
 Tensor = torch.Tensor
 Op = dist.ReduceOp
-# torch's OpType of the methods, as its watchdog prints it.
+# torch's OpType of the methods, as its watchdog prints it, and the flight recorder's names
+# (torch 2.13, ProcessGroupNCCL.cpp).
 OPERATIONS = {
-    "allreduce": "ALLREDUCE",
-    "allreduce_coalesced": "ALLREDUCE_COALESCED",
-    "broadcast": "BROADCAST",
-    "reduce": "REDUCE",
-    "allgather": "ALLGATHER",
-    "_allgather_base": "_ALLGATHER_BASE",
-    "all_gather_single": "_ALLGATHER_BASE",
-    "allgather_into_tensor_coalesced": "COALESCED",
-    "all_gather_single_coalesced": "COALESCED",
-    "gather": "GATHER",
-    "scatter": "SCATTER",
-    "reduce_scatter": "REDUCE_SCATTER",
-    "_reduce_scatter_base": "_REDUCE_SCATTER_BASE",
-    "reduce_scatter_single": "_REDUCE_SCATTER_BASE",
-    "reduce_scatter_tensor_coalesced": "COALESCED",
-    "reduce_scatter_single_coalesced": "COALESCED",
-    "alltoall": "ALLTOALL",
-    "alltoall_base": "ALLTOALL_BASE",
-    "all_to_all_single": "ALLTOALL_BASE",
-}
-# The flight recorder's names of them (torch 2.13, ProcessGroupNCCL.cpp).
-RECORDED = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "allreduce_coalesced",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "_all_gather_base",
-    "all_gather_single": "_all_gather_base",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "_reduce_scatter_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
+    "allreduce": ("ALLREDUCE", "all_reduce"),
+    "allreduce_coalesced": ("ALLREDUCE_COALESCED", "allreduce_coalesced"),
+    "broadcast": ("BROADCAST", "broadcast"),
+    "reduce": ("REDUCE", "reduce"),
+    "allgather": ("ALLGATHER", "all_gather"),
+    "_allgather_base": ("_ALLGATHER_BASE", "_all_gather_base"),
+    "all_gather_single": ("_ALLGATHER_BASE", "_all_gather_base"),
+    "allgather_into_tensor_coalesced": ("COALESCED", "all_gather_into_tensor_coalesced"),
+    "all_gather_single_coalesced": ("COALESCED", "all_gather_into_tensor_coalesced"),
+    "gather": ("GATHER", "gather"),
+    "scatter": ("SCATTER", "scatter"),
+    "reduce_scatter": ("REDUCE_SCATTER", "reduce_scatter"),
+    "_reduce_scatter_base": ("_REDUCE_SCATTER_BASE", "_reduce_scatter_base"),
+    "reduce_scatter_single": ("_REDUCE_SCATTER_BASE", "_reduce_scatter_base"),
+    "reduce_scatter_tensor_coalesced": ("COALESCED", "reduce_scatter_tensor_coalesced"),
+    "reduce_scatter_single_coalesced": ("COALESCED", "reduce_scatter_tensor_coalesced"),
+    "alltoall": ("ALLTOALL", "all_to_all"),
+    "alltoall_base": ("ALLTOALL_BASE", "all_to_all"),
+    "all_to_all_single": ("ALLTOALL_BASE", "all_to_all"),
 }
 # Methods with the arguments (outputs, inputs), those whose inputs all ranks must agree on (of
 # the others it is the first argument), and those with lists, which can be of one size.
@@ -139,8 +123,10 @@ class NcclGroup(VirtualGroup):
         # The communicators: that of all ranks, which also has batches of messages, and one
         # for each other rank with which this one exchanges single messages.
         self.communicators: dict[int, Communicator] = {}
-        # The device of the last collective or message; None before the first one.
+        # The device of the last collective or message; None of a barrier that names none.
         self.last_device: int | None = None
+        # Those of all communicators.
+        self.used_devices: set[int] = set()
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's own check of what the ranks call.
         self._checker: dist.ProcessGroup | None = None
         if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -170,7 +156,7 @@ class NcclGroup(VirtualGroup):
         if self._checker is None:
             return
         try:
-            getattr(self._checker, method)(*_on_host(args))
+            getattr(self._checker, method)(*each(_on_host, args))
         except RuntimeError as error:
             text = str(error).replace("device=cpu", "device=cuda")
             raise type(error)(text) from None
@@ -198,12 +184,18 @@ class NcclGroup(VirtualGroup):
         """Two numbers that no other GPU has: here each rank has a GPU of its own."""
         return torch.tensor([-1.0, self.rank()], dtype=torch.float64)
 
-    def device_index(self, machine: Machine) -> int:
-        """The GPU of this rank: NCCL's own guess before the first collective (a barrier)."""
-        if self.last_device is not None:
-            return self.last_device
-        bound = self.bound_device_id
-        return self.rank() % len(machine.meters) if bound is None else bound.index
+    def device_index(self) -> int:
+        """The GPU of the collective that this rank launches; here all of a rank's are one."""
+        return 0
+
+    def connect(self) -> None:
+        """Make the communicator at once, as NCCL does for a group with `device_id`."""
+        line = program_line(sys._getframe(1))
+        self.communicator().connect([Call("INIT", 0, 0, 0, torch.uint8, line=line)])
+
+    def barrier(self, opts: dist.BarrierOptions | None = None) -> dist.Work:
+        self.last_device = next(iter(opts.device_ids), None) if opts is not None else None
+        return super().barrier(opts)
 
     def unfinished(self) -> list[Kernel]:
         """The kernels that run or wait for a communicator, without those that have failed."""
@@ -243,7 +235,7 @@ class NcclGroup(VirtualGroup):
         call, splits = self._call(method, name, args)
         self.last_device = work.meter.index
         self._compare(method, args)
-        payloads = () if work.has_shapes else _wire(payloads_of(args))
+        payloads = () if work.has_shapes else each(_wire, payloads_of(args))
 
         def moves() -> list:
             return [] if work.has_shapes else move(self.gloo, *payloads)
@@ -263,7 +255,7 @@ class NcclGroup(VirtualGroup):
         if method == "scatter":
             # torch passes them in this order.
             inputs, outputs = outputs, inputs
-        name = f"nccl:{RECORDED[method]}"
+        name = f"nccl:{OPERATIONS[method][1]}"
         if method not in LISTS or len(inputs) == len(outputs):
             return recorder().record(self, name, inputs, outputs)
         # Parts of other sizes are a collective for each rank.
@@ -274,11 +266,12 @@ class NcclGroup(VirtualGroup):
             else:
                 own = outputs if rank == self.rank() else [part]
                 recorder().record(self, "nccl:_reduce_oop", [part], own)
-        return recorder().record(self, f"nccl:{OPERATIONS[method]}_coalesced", [], [])
+        return recorder().record(self, f"nccl:{OPERATIONS[method][0]}_coalesced", [], [])
 
     def collective(self, method: str, args: tuple) -> dist.Work:
         if any(type(tensor) is VirtualTensor for tensor in tensors_in(args)):
             _check_nccl(method, args)
+            _check_sizes(method, args, self.size())
         return super().collective(method, args)
 
     def _call(self, method: str, name: str, args: tuple) -> tuple[Call, list[int]]:
@@ -289,7 +282,7 @@ class NcclGroup(VirtualGroup):
             agreed = agreed[:1]
         given = args[1] if method in HAVE_INPUTS else args[0]
         call = Call(
-            OPERATIONS[method],
+            OPERATIONS[method][0],
             self.sequence,
             sum(tensor.numel() for tensor in tensors_in((given,))),
             sum(tensor.numel() for tensor in tensors_in((args[0],))),
@@ -303,15 +296,8 @@ class NcclGroup(VirtualGroup):
     def _wait_for_all(self, time: float) -> float:
         # NCCL's barrier is an all-reduce of one number.
         self.sequence += 1
-        call = Call(
-            "BARRIER",
-            self.sequence,
-            1,
-            1,
-            torch.float32,
-            (1,),
-            line=program_line(sys._getframe(1)),
-        )
+        line = program_line(sys._getframe(1))
+        call = Call("BARRIER", self.sequence, 1, 1, torch.float32, (1,), line=line)
         row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64)
         communicator = self.communicator()
         number = torch.zeros(1)
@@ -339,17 +325,11 @@ class NcclGroup(VirtualGroup):
     ) -> None:
         # A batch has one number.
         self.sequence_of_messages += not self._batch
-        call = Call(
-            name.upper(),
-            self.sequence_of_messages,
-            tensor.numel(),
-            tensor.numel(),
-            tensor.dtype,
-            peer=rank,
-            line=program_line(sys._getframe(1)),
-        )
+        size, line = tensor.numel(), program_line(sys._getframe(1))
+        number = self.sequence_of_messages
+        call = Call(name.upper(), number, size, size, tensor.dtype, peer=rank, line=line)
         self.last_device = work.meter.index
-        payloads = _wire(payloads)
+        payloads = each(_wire, payloads)
         message = Message(name == "send", rank, payloads, row, peer_row)
         towards = "->" if message.is_send else "<-"
         title = f"nccl:{name} {self.rank()}{towards}{rank}"
@@ -419,22 +399,13 @@ def _side(value: Any, is_one: bool) -> Side:
     return found or NOTHING
 
 
-def _on_host(value: Any) -> Any:
-    """The same nested lists and tuples, with zeros of the host."""
-    if isinstance(value, torch.Tensor):
-        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
-    if type(value) in (list, tuple):
-        return type(value)(_on_host(part) for part in value)
-    return value
+def _on_host(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def _wire(value: Any) -> Any:
-    """The payloads as gloo can send them: float8, which nothing reduces, as bytes."""
-    if isinstance(value, torch.Tensor):
-        return value.view(torch.uint8) if value.dtype in FLOAT8 else value
-    if type(value) in (list, tuple):
-        return type(value)(_wire(part) for part in value)
-    return value
+def _wire(tensor: Tensor) -> Tensor:
+    """The payload as gloo can send it: float8, which nothing reduces, as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype in FLOAT8 else tensor
 
 
 def _check_nccl(method: str, args: tuple) -> None:
@@ -465,6 +436,48 @@ def _check_nccl(method: str, args: tuple) -> None:
     exact = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
     if operation == Op.PREMUL_SUM and not dtypes <= set(exact):
         raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
+
+
+def _check_sizes(method: str, args: tuple, size: int) -> None:
+    """Raise torch's error for tensors that do not fit together, or NCCL's for a root (2.13).
+
+    Where they do not look, NCCL writes beyond the tensors' ends: gloo's error stands then.
+    """
+    first, second, root = args[0], args[1], getattr(args[-1], "rootRank", 0)
+    wrong: list[tuple[bool, Exception]] = []
+    if method in ("_allgather_base", "all_gather_single"):
+        text = "output tensor size must be equal to world_size times input tensor size"
+        other = TypeError("output tensor must have the same type as input tensor")
+        wrong.append((first.dtype != second.dtype, other))
+        wrong.append((first.numel() != second.numel() * size, ValueError(text)))
+    elif method in ("_reduce_scatter_base", "reduce_scatter_single"):
+        text = "input tensor must be the same size as output size times world size"
+        other = TypeError("input tensor must be the same type as the output tensor.")
+        wrong.append((first.dtype != second.dtype, other))
+        wrong.append((second.numel() != first.numel() * size, ValueError(text)))
+    elif method in ("alltoall_base", "all_to_all_single"):
+        for rows, splits in ((len(second), args[3]), (len(first), args[2])):
+            text = "Tensor's dim 0 does not divide equally across group size"
+            if splits:
+                text = "Split sizes doesn't match total dim 0 size"
+                other = RuntimeError("Number of tensor splits not equal to group size")
+                wrong.append((len(splits) != size, other))
+            wrong.append((rows != sum(splits) if splits else rows % size, RuntimeError(text)))
+    elif method in ("gather", "scatter"):
+        name, what = f"ProcessGroupNCCL::{method}", "output" if method == "gather" else "input"
+        wrong.append((not 0 <= root < size, ValueError(f"{name}: invalid root rank: {root}")))
+        for parts in first if method == "gather" else second:
+            text = (
+                f"{name}: Incorrect {what} list size {len(parts)}. {what.capitalize()} list "
+                f"size should be {size}, same as size of the process group."
+            )
+            wrong.append((len(parts) != size, ValueError(text)))
+    elif not 0 <= root < size:
+        text = f"{method.capitalize()} : invalid root {root} (root should be in the 0..{size} "
+        raise nccl_error("invalid argument", "Invalid value for an argument.", f"{text}range)")
+    for is_wrong, error in wrong:
+        if is_wrong:
+            raise error
 
 
 def open_patient_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Gloo:

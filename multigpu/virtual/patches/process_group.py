@@ -24,7 +24,7 @@ from multigpu.virtual.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.virtual.ops.unknown_tensor import COLLECTIVE, UnknownTensor
 from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
 from multigpu.virtual.patches.used_parameters import on_device
-from multigpu.virtual.patches.work import VirtualWork, Works
+from multigpu.virtual.patches.work import VirtualWork, Works, each
 from multigpu.virtual.sim import machine as _machine
 from multigpu.virtual.sim.memory import Meter
 from multigpu.virtual.sim.names import runtime
@@ -328,6 +328,7 @@ class VirtualGroup(dist.ProcessGroup):
             return start, self.ends[lane]
 
         work.schedule = schedule
+        work.leave_lane = lambda: queue.remove(work)
 
 
 def _method(name: str) -> Callable[..., dist.Work]:
@@ -373,11 +374,7 @@ def tensors_in(args: Any) -> Iterator[torch.Tensor]:
 
 def payloads_of(value: Any) -> Any:
     """The same nested lists and tuples, with payloads in the place of virtual tensors."""
-    if type(value) is VirtualTensor:
-        return value._payload
-    if type(value) in (list, tuple):
-        return type(value)(payloads_of(part) for part in value)
-    return value
+    return each(lambda one: one._payload if type(one) is VirtualTensor else one, value)
 
 
 def splits_of(method: str, args: tuple, size: int) -> list[int]:

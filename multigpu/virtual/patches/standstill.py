@@ -116,13 +116,8 @@ class Report(NamedTuple):
             )
         others = [state for state in self.states.values() if state["rank"] in missing]
         for other in others:
-            for theirs in other["calls"]:
-                if theirs["group"] != self.group:
-                    return (
-                        f"the ranks use two groups in other orders: rank {rank} is in "
-                        f"{self.group}, rank {other['rank']} in {theirs['group']}. Use the "
-                        f"groups in one order on all ranks."
-                    )
+            if orders := self._two_groups(rank, other):
+                return orders
         if any(other["ended"] for other in others) or len(others) < len(missing):
             return (
                 f"{_ranks(missing)} made fewer calls and ended, while {_ranks(list(calls))} "
@@ -133,6 +128,17 @@ class Report(NamedTuple):
             f"{_ranks(missing)} never called {name}, or takes longer than the group's timeout "
             f"to get there."
         )
+
+    def _two_groups(self, rank: int, other: dict | None) -> str:
+        """The sentence for a rank that waits in another group; "" if `other` does not."""
+        for theirs in other["calls"] if other is not None and not other["ended"] else ():
+            if theirs["group"] != self.group:
+                return (
+                    f"the ranks use two groups in other orders: rank {rank} is in "
+                    f"{self.group}, rank {other['rank']} in {theirs['group']}. Use the "
+                    f"groups in one order on all ranks."
+                )
+        return ""
 
     def _of_messages(self, calls: dict[int, dict]) -> str:
         if circle := _circle(calls):
@@ -159,6 +165,8 @@ class Report(NamedTuple):
                         f"{theirs['dtype']}: a message and its receive need the same size."
                     )
         rank, call = next(iter(calls.items()))
+        if orders := self._two_groups(rank, self.states.get(call["peer"])):
+            return orders
         verb, needed = (
             ("sends to", "receive") if call["operation"] == "SEND" else ("waits for", "send")
         )

@@ -47,6 +47,8 @@ class VirtualWork(dist.Work):
         self.stream = clock.current_streams()[meter.index].number
         self.arrival = torch.zeros(0)
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        # Called if it fails: later works of its lane do not wait for it.
+        self.leave_lane: Callable[[], None] = lambda: None
         self.end: float | None = None
         self._result = result
         # An operation that uses some of these bytes waits for this work. A send has none,
@@ -80,9 +82,10 @@ class VirtualWork(dist.Work):
             try:
                 for work in self.works:
                     work.wait()
-            except dist.DistBackendError:
+            except Exception:
                 # It is said once: the tensors are then free for another group.
                 self.end = self.arrival[0].item()
+                self.leave_lane()
                 self._free()
                 raise
             start, self.end = self.schedule()
@@ -102,15 +105,11 @@ class VirtualWork(dist.Work):
         # The group keeps this object for a while, but must not keep the tensors' memory.
         self._bytes = []
         self.works = []
-        result, self._result = self._result, _weak(self._result)
+        result, self._result = self._result, each(TensorWeakRef, self._result)
         if _get_work_registry_size():
             _leave_registry(result)
 
-    def synchronize(self) -> None:
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        self.wait()
+    synchronize = block_current_stream = wait
 
     def get_future(self) -> torch.futures.Future:
         # Complete at once, because an operation that uses the tensors waits for this work.
@@ -180,15 +179,15 @@ def _leave_registry(value: Any) -> None:
         _leave_registry(part)
 
 
-def _weak(value: Any) -> Any:
-    """A tensor, or nested lists of them, as weak references."""
-    if isinstance(value, torch.Tensor):
-        return TensorWeakRef(value)
-    return [_weak(part) for part in value]
+def each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The same nested lists and tuples, with `function(tensor)` in the place of a tensor."""
+    if type(value) in (list, tuple):
+        return type(value)(each(function, part) for part in value)
+    return function(value) if isinstance(value, torch.Tensor) else value
 
 
 def _strong(value: Any) -> Any:
-    """The tensors of `_weak`, with None for a deleted tensor; tensors stay unchanged."""
+    """The tensors of weak references (None: it is deleted); tensors stay unchanged."""
     if isinstance(value, TensorWeakRef):
         return value()
     if isinstance(value, torch.Tensor):

@@ -1,6 +1,10 @@
 """Spans of simulated time, and durations as text."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+import numpy as np
 
 from multigpu.virtual.sim.event import Event
 
@@ -41,6 +45,36 @@ def subtract_spans(spans: list[Span], holes: list[Span]) -> list[Span]:
         if start < end:
             rest.append((start, end))
     return rest
+
+
+def in_turns(works: list[dict[Hashable, list[Span]]]) -> list[Callable[[float], float]]:
+    """When users of shared hardware get on with their work: of k at once, each at 1/k speed.
+
+    `works` has each user's disjoint spans of work as if it were alone, by the hardware.
+    Returns for each user the function from its time alone to the time with the others.
+    """
+    left = [
+        sorted([(at, name) for name in work for span in work[name] for at in span])[::-1]
+        for work in works
+    ]
+    # (time alone, time with the others); in between a user goes on evenly.
+    points = [[(0.0, 0.0)] for _ in works]
+    busy: list[set[Hashable]] = [set() for _ in works]
+    while users := [user for user, ends in enumerate(left) if ends]:
+        count = Counter(name for names in busy for name in names)
+        slower = [max((count[name] for name in names), default=1) for names in busy]
+        wait, first = min(
+            ((left[user][-1][0] - points[user][-1][0]) * slower[user], user) for user in users
+        )
+        for user in users:
+            alone, now = points[user][-1]
+            points[user].append((alone + wait / slower[user], now + wait))
+        busy[first] ^= {left[first].pop()[1]}
+    return [partial(_moved, *np.array(list(zip(*one, strict=True)))) for one in points]
+
+
+def _moved(alone: np.ndarray, turns: np.ndarray, time: float) -> float:
+    return float(np.interp(time, alone, turns) + max(time - alone[-1], 0.0))
 
 
 def unit_of(seconds: float) -> tuple[float, str]:

@@ -3,6 +3,8 @@
 OUTSIDE_SEED  seed Python, NumPy and torch with it: for a script that does not seed itself
 OUTSIDE_CPU   in the run on the CPU: draw and divide as this many GPUs do (as_gpus.py)
 OUTSIDE_VGPU  start this many virtual GPUs by their own name
+OUTSIDE_STEPS  in a reference's run: the folder that tells whether its training moves weights
+               (moves.py)
 
 The data sets' checksums are not compared, because the data are stand-ins, and tiktoken does
 not download GPT-2's encoding. torch._six, which torch 1 had, is there. torchvision's wheel
@@ -30,6 +32,10 @@ def _after_torch(torch):
         from multigpu.virtual import control
 
         control.start(int(gpus))
+    if folder := os.environ.get("OUTSIDE_STEPS"):
+        import moves
+
+        moves.watch(folder)
     if seed := os.environ.get("OUTSIDE_SEED"):
         import random
 
