@@ -20,10 +20,8 @@ UNANSWERED = "NotImplementedError"  # what the released answer raises
 
 @dataclass
 class Ranks:
-    """What the ranks of a student's function did.
+    """What the ranks of a student's function returned and called.
 
-    values   what each rank returned
-    calls    each rank's collectives, in their order
     events   each rank's collectives and gates, in their order: (kind, bytes), ("gate", name)
     factors  of each gate
     """
@@ -53,12 +51,7 @@ class Check:
     def __init__(
         self, cells: Sequence[tuple[str, str]], seed: str, new_session: Callable[[], Session]
     ):
-        """Prepare a check of an answer.
-
-        cells         (name, text) of what each of the student's processes runs
-        seed          of the random numbers
-        new_session   starts a process
-        """
+        """Prepare a check. `cells` are (name, text) of what each of its processes runs."""
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(63))
         self.lines: list[str] = []

@@ -61,11 +61,7 @@ class Session:
     """A student's process. Used by one thread; `stop` may come from any."""
 
     def __init__(self, limits: Limits, seconds: float, end: socket.socket):
-        """Prepare both sides.
-
-        seconds   after which the process is stopped
-        end       a socket; closing it ends the process and all that it has started
-        """
+        """Prepare both sides. Closing `end` ends the process and all that it has started."""
         self.limits = limits
         self.pid = 0  # of the process; 0 if unknown
         self.printed = bytearray()

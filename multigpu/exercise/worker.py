@@ -100,8 +100,7 @@ class Worker:
                 session.their_output,
                 theirs.fileno(),
             ]
-            if hasattr(socket, "SO_PASSCRED"):
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
                 socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
                 started = self._answer()
@@ -122,14 +121,10 @@ class Worker:
         They belong to one check: a worker runs one check at a time.
         """
         limit = self.limits.memory
-        watched = [session for session in self.sessions() if session.watched]
+        watched = [session for session in list(self._sessions) if session.watched]
         if processes.exceeds([session.watched for session in watched], limit):
             for session in watched:
                 session.stop("Memory", f"more than {limit >> 20:,} MiB")
-
-    def sessions(self) -> list[Session]:
-        """The sessions that are in use."""
-        return list(self._sessions)
 
     @property
     def ended(self) -> bool:
@@ -138,7 +133,7 @@ class Worker:
 
     def close(self) -> None:
         """End the process and, with a sandbox, all that runs in it."""
-        for session in self.sessions():
+        for session in list(self._sessions):
             session.close()
         self._control.close()
         self._process.kill()
@@ -148,17 +143,12 @@ class Worker:
 
 def _sender(connection: socket.socket) -> int:
     """The process that sent the first byte, as this process sees it; 0 if unknown."""
-    if not hasattr(socket, "SO_PASSCRED"):
-        return 0
     connection.settimeout(10)
     try:
         _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
     except OSError:
         return 0
-    for _, kind, data in ancillary:
-        if kind == socket.SCM_CREDENTIALS:
-            return CREDENTIALS.unpack(data)[0]
-    return 0
+    return CREDENTIALS.unpack(ancillary[0][2])[0] if ancillary else 0
 
 
 def _watch_memory(reference: "weakref.ref[Worker]") -> None:

@@ -121,8 +121,8 @@ def _check_folder(folder: Path, lesson: str) -> None:
 
 
 def _check_hidden(options: Options) -> None:
-    """Raise UserError if students' code could read the submissions or your own solutions."""
-    for path in filter(None, (options.handed_in, options.solutions)):
+    """Raise UserError if students' code could read what is theirs, or yours."""
+    for path in filter(None, (options.handed_in, options.solutions, options.output)):
         if options.sandbox and sandbox.shows(path):
             raise UserError(
                 f"students' code could read {path}, which is in a folder of Python's: copy it "

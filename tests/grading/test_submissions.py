@@ -593,13 +593,3 @@ def test_lessons_by_number_and_without_an_exercise():
     assert solution.slug_of("2") == solution.slug_of("02") == "02-data-parallel"
     with pytest.raises(UserError, match="no lesson"):
         solution.slug_of("77")
-
-
-def test_a_lesson_without_an_exercise_names_those_that_have_one(tmp_path, monkeypatch):
-    small_exercise.solution(tmp_path)
-    folder = tmp_path / "lessons" / LESSON
-    folder.mkdir(parents=True)
-    (tmp_path / f"{LESSON}.ipynb").rename(folder / "solution.ipynb")
-    monkeypatch.setattr(solution, "find_root", lambda: tmp_path)
-    with pytest.raises(UserError, match=f"no exercise.*{LESSON}"):
-        solution.find("2")
