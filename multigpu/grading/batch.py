@@ -1,12 +1,4 @@
-"""A whole grading, from what was handed in to all reports.
-
-DIR holds the reports (reports.py) and, for the next run of the command:
-
-outcomes/         what each set of answers gave; delete it to run all of them again
-secret.txt        what the hidden checks' seeds are made of
-checked.txt       the solution that has passed its own checks
-lesson.txt        whose results these are
-"""
+"""A whole grading, from what was handed in to all reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,13 +25,7 @@ LESSON = "lesson.txt"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was given.
-
-    solutions   an instructor's own; None for the course's
-    roster      who is in the class; None if nothing says so
-    assignment  the column's name in Canvas; "" for the lesson's title
-    gradescope  where to write Gradescope's results.json, of one submission
-    """
+    """What the command was given; `sandbox` is the path of bubblewrap, None to run without."""
 
     lesson: str
     handed_in: Path

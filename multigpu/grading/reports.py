@@ -1,11 +1,4 @@
-"""All reports of a grading, in a folder.
-
-gradebook.csv, canvas.csv, moodle.csv      points (gradebook.py)
-results.json                               everything; what --regrade compares with
-statistics.txt                             per question (question_statistics.py)
-similarity.txt                             answers that are alike (similarity.py)
-feedback/STUDENT.html, feedback/index.csv  for the students; which page is whose (feedback.py)
-"""
+"""All reports of a grading, in a folder; lessons/INSTRUCTORS.md says what each of them is."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,10 +25,8 @@ def write(
     """Write all reports; returns their paths.
 
     absent       who is on the roster and has handed in nothing
-    lesson       such as 05-ddp-cluster
-    title        the lesson's, for the pages
     released     each question's answer cell as students got it
-    assignment   the column's name in Canvas; the title, if it is empty
+    assignment   the column's name in Canvas; the lesson's title, if it is empty
     """
     (folder / "feedback").mkdir(parents=True, exist_ok=True)
     texts = {
