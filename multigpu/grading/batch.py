@@ -51,7 +51,7 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     before = _before(options)
     listed = roster.read(options.roster) if options.roster else []
     if options.gradescope:
-        found = submissions.find_one(options.handed_in, solution.lesson, "submission")
+        found = submissions.find_one(options.handed_in, solution.lesson)
     else:
         found = submissions.find(options.handed_in, solution.lesson)
     absent = roster.compare(listed, found.submissions) if options.roster else []
@@ -60,15 +60,8 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
         results = grade.grade(solution, found.submissions, settings, progress)
         released = {each.name: solution.released_answer(each) for each in solution.questions}
         title = next(each.title for each in LESSONS if each.slug == solution.lesson)
-        reports.write(
-            results,
-            absent,
-            folder,
-            solution.lesson,
-            title,
-            released,
-            options.assignment,
-        )
+        column = options.assignment or title
+        reports.write(results, absent, folder, solution.lesson, title, released, column)
         with atomic(folder / LESSON) as temporary:
             temporary.write_text(solution.lesson + "\n", encoding="utf-8")
         if options.gradescope:

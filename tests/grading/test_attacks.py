@@ -166,7 +166,9 @@ def test_no_entry_of_a_zip_or_folder_gains_or_writes(solution, rows, tmp_path) -
 def write_reports(solution: Solution, results: dict[str, Result], output: Path) -> None:
     """Write all reports, and look for what a name or an answer could do to them."""
     released = {each.name: solution.released_answer(each) for each in solution.questions}
-    reports.write(list(results.values()), [], output, "attacks", "Attacks", released)
+    reports.write(
+        list(results.values()), [], output, "attacks", "Attacks", released, "Attacks"
+    )
     for name in ("gradebook.csv", "canvas.csv", "moodle.csv"):
         with open(output / name, newline="", encoding="utf-8-sig") as file:
             table = list(csv.reader(file))
