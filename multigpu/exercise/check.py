@@ -42,10 +42,8 @@ class Check:
     random      numbers for the check's inputs: the same for all students; hidden checks draw
                 others than visible ones
     generator   the same for torch
-    lines       the verdicts
-    right       whether all of them are right
+    lines       the verdicts; `right` says whether all of them are right
     starved     whether a process of the answer's had no core for much of the time
-    printed     what the student's code printed
     """
 
     def __init__(
@@ -112,7 +110,11 @@ class Check:
             for session in sessions:
                 session.close()
             self._keep_output(sessions)
-        _raise_first(errors)
+        found = [error for error in errors if error is not None]
+        # Not that of a rank which waited for the failed one.
+        own = [error for error in found if getattr(error, "kind", "") != "Collective"]
+        for error in own or found:
+            raise error
         return Ranks(values, hub.calls, hub.events, hub.factors)
 
     def _started(self) -> Session:
@@ -193,14 +195,6 @@ class Check:
         else:
             text = f"{type(error).__name__}: {_cut(error)}"
             self.expect(False, "the code returned something unexpected", text)
-
-
-def _raise_first(errors: Sequence[Exception | None]) -> None:
-    """Raise the error that says most: not that of a rank which waited for the failed one."""
-    found = [error for error in errors if error is not None]
-    own = [error for error in found if getattr(error, "kind", "") != "Collective"]
-    for error in own or found:
-        raise error
 
 
 def _cut(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from multigpu.errors import UserError
 from multigpu.exercise import processes
+from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.hub import Hub
 from multigpu.exercise.plain import NotPlain
@@ -20,22 +21,14 @@ JOIN_SECONDS = 5.0  # for the last output of a process that was killed
 
 @dataclass(frozen=True)
 class Limits:
-    """What a student's code may use.
+    """What a student's code may use."""
 
-    seconds     for one check
-    memory      bytes of all processes of a check together
-    disk        bytes in /tmp
-    processes   at a time, of one rank
-    output      bytes that are kept of what a rank prints
-    flood       bytes after which a rank that prints is stopped
-    """
-
-    seconds: float = 20.0
-    memory: int = 3 << 30
-    disk: int = 64 << 20
-    processes: int = 32
-    output: int = 16 << 10
-    flood: int = 64 << 20
+    seconds: float = SECONDS  # for one check
+    memory: int = 3 << 30  # bytes of all processes of a check together
+    disk: int = 64 << 20  # bytes in /tmp
+    processes: int = 32  # at a time, of one rank
+    output: int = 16 << 10  # bytes that are kept of what a rank prints
+    flood: int = 64 << 20  # bytes after which a rank that prints is stopped
 
 
 class CannotRun(UserError):

@@ -32,11 +32,7 @@ class Worker:
     def __init__(
         self, bwrap: str | None, limits: Limits | None = None, imports: Sequence[str] = ()
     ):
-        """Begin to start it.
-
-        bwrap     the path of bubblewrap; None for no sandbox
-        imports   modules that it imports beside torch
-        """
+        """Begin to start it. `bwrap` is the path of bubblewrap; None for no sandbox."""
         self.limits = limits or Limits()
         self.isolated = bwrap is not None
         self._control, theirs = socket.socketpair()
@@ -66,19 +62,15 @@ class Worker:
     def wait_until_ready(self) -> None:
         """Wait for the imports. Raises CannotRun if the process does not start."""
         with self._lock:
-            self._wait()
-
-    def _wait(self) -> None:
-        if not self._ready:
-            self._ready = self._answer() == b"r"
-        if not self._ready:
-            self._process.kill()
-            self._process.wait()
-            self._errors.seek(0)
-            text = self._errors.read().decode(errors="replace").strip()
-            reason = text.splitlines()[-1] if text else "no reason given"
-            where = "in the sandbox" if self.isolated else "for the checks"
-            raise CannotRun(f"the process {where} does not start: {reason}")
+            self._ready = self._ready or self._answer() == b"r"
+            if not self._ready:
+                self._process.kill()
+                self._process.wait()
+                self._errors.seek(0)
+                text = self._errors.read().decode(errors="replace").strip()
+                reason = text.splitlines()[-1] if text else "no reason given"
+                where = "in the sandbox" if self.isolated else "for the checks"
+                raise CannotRun(f"the process {where} does not start: {reason}")
 
     def _answer(self) -> bytes:
         try:
@@ -91,8 +83,8 @@ class Worker:
         limits = self.limits
         seconds = limits.seconds if seconds is None else seconds
         message = {"disk": limits.disk, "processes": limits.processes}
+        self.wait_until_ready()
         with self._lock:
-            self._wait()
             ours, theirs = socket.socketpair()
             session = Session(limits, seconds, ours)
             descriptors = [
