@@ -23,7 +23,7 @@ from typing import NoReturn
 from multigpu import sandbox
 from multigpu.exercise import seccomp
 from multigpu.exercise.channel import Channel
-from multigpu.exercise.given import seal_modules
+from multigpu.exercise.given import seal
 from multigpu.exercise.student import serve
 
 NEWNS = 0x00020000
@@ -71,7 +71,7 @@ def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
     for name in (*MODULES, *imports):
         importlib.import_module(name)
     torch.set_num_threads(1)
-    seal_modules()
+    seal()
     gc.collect()
     gc.freeze()
     connection = socket.socket(fileno=control)

@@ -100,7 +100,7 @@ def test_the_notebook_matches_its_script(solution) -> None:
     assert [cell.source for cell in solution.notebook.cells] == sources
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_attack_gains_disturbs_or_stays(solution, rows, tmp_path, monkeypatch) -> None:
     attacks = [each for each in load() if ALL or each.name in FIVE]
     assert len(attacks) >= len(FIVE)
