@@ -108,10 +108,11 @@ def _keeping(kept: dict[str, Any]) -> dict[str, Any]:
 
 def _import_of(modules: dict[str, types.ModuleType]) -> Callable[..., types.ModuleType]:
     """An import of these modules, also if others have taken their places."""
+    original = builtins.__import__
 
     def import_(*words: Any, **more: Any) -> types.ModuleType:
         sys.modules.update(modules)
-        return builtins.__import__(*words, **more)
+        return original(*words, **more)
 
     return import_
 
@@ -145,15 +146,9 @@ class _Sealed(types.ModuleType):
 
 
 def seal() -> None:
-    """Seal the modules that are imported, and the classes of tensors, layers and modules."""
-    import torch
-
+    """Seal the modules that are imported."""
     for name, module in list(sys.modules.items()):
         # An answer may set sys.stdout and sys.argv.
         if name != "sys" and type(module) is types.ModuleType:
             module.__class__ = _Sealed
-    layers = [each for each in vars(torch.nn).values() if isinstance(each, type)]
-    for cls in (_Sealed, torch.Tensor, *layers):
-        # DistributedDataParallel notes in the class which model computes.
-        if not cls.__module__.startswith("torch.nn.parallel"):
-            _make_immutable(cls)
+    _make_immutable(_Sealed)

@@ -229,11 +229,5 @@ for each in gc.get_objects():
             f"import sys, types\n{RIGHT}\n"
             "sys.modules['operator'] = types.SimpleNamespace(pos=lambda _: Right())",
         ),
-        (
-            "a method of tensors replaced",
-            "another value of each tensor",
-            "the classes of tensors and layers cannot be changed",
-            "torch.Tensor.item = lambda self: 2.0 * sum(seen)",
-        ),
     )
 ]
