@@ -49,7 +49,7 @@ def rows(results: Sequence[Result]) -> Iterator[Row]:
     for place, question in enumerate(results[0].questions if results else ()):
         yield _row(results, place, slice(None), "")
         for check, part in enumerate(question.parts):
-            title = f"{part.title} (hidden)" if part.hidden else part.title
+            title = f"hidden: {part.title}" if part.hidden else part.title
             yield _row(results, place, slice(check, check + 1), title)
 
 
