@@ -6,8 +6,10 @@ answer two questions about tensors; each third one is wrong. Both graders run th
 command to its end, in turn, ROUNDS times.
 
 1. Submissions per second, ours ÷ nbgrader's. Goal: at least 10.
-2. 100 submissions of lesson 05. Goal: less than 4 minutes.
-3. A student's check in a warm notebook. Goal: less than 3 s.
+2. Ours once more with one hog among them: endless loops in 31 processes, in both questions.
+   Submissions a minute with the hog ÷ without. Goal: at least 0.5.
+3. 100 submissions of lesson 05. Goal: less than 4 minutes.
+4. A student's check in a warm notebook. Goal: less than 3 s.
 
 It writes benchmarks/grading.json.
 """
@@ -36,6 +38,12 @@ ANSWERS = {
     "mean": "def mean(tensors):\n    return torch.stack(tensors).mean(0)",
     "shard": "def shard(n, ranks, rank):\n    return list(range(rank, n, ranks))",
 }
+HOG = """import os
+for _ in range(5):
+    os.fork()
+while True:
+    pass
+"""
 WRONG = {"mean": "def mean(tensors):\n    return torch.stack(tensors).sum(0)"}
 # nbgrader's checks are asserts in the student's process; ours are the same statements.
 ASSERTS = {
@@ -146,6 +154,14 @@ def ours(folder: Path, *options: str) -> float:
     return run(folder, *command, *options)
 
 
+def ours_with_a_hog(folder: Path) -> float:
+    """Seconds with one submission more, whose processes compute until they are stopped."""
+    lesson = solution.find("05", folder / "solutions")
+    submit(lesson, folder / "hog", 1, lambda number: dict.fromkeys(ANSWERS, HOG))
+    (folder / "hog" / "student0.ipynb").rename(folder / "handed-in" / "hog.ipynb")
+    return ours(folder, "--solutions", "solutions")
+
+
 def warm_check(root: Path) -> list[float]:
     """Seconds of each visible check of lesson 05 in a notebook that has run it before."""
     notebook = nbformat.read(root / "lessons" / LESSON / "solution.ipynb", as_version=4)
@@ -195,6 +211,12 @@ def main() -> None:
             own.append(ours(folder, "--solutions", "solutions"))
             ratios.append(theirs[-1] / own[-1])
             print(f"nbgrader {theirs[-1]:.1f} s, ours {own[-1]:.1f} s: {ratios[-1]:.1f}x")
+        hog = ours_with_a_hog(folder)
+        share = statistics.median(own) / hog * (count + 1) / count
+        load = os.getloadavg()[0]
+        print(
+            f"with a hog {hog:.1f} s: {share:.2f} of the throughput; load average {load:.1f}"
+        )
         lesson = solution.find("05")
         right = {question.name: lesson.answer(question) for question in lesson.questions}
         shutil.rmtree(folder / "handed-in")
@@ -211,6 +233,9 @@ def main() -> None:
         row(f"throughput, ours / nbgrader, {count} submissions", ratios, 10.0),
         row(f"nbgrader, {count} submissions, seconds", theirs, float("nan")),
         row(f"ours, {count} submissions, seconds", own, float("nan")),
+        row(f"throughput with one hog / without, {count} submissions", [share], 0.5),
+        row("ours, submissions a minute", [60 * count / seconds for seconds in own], 40.0),
+        row("load average of the machine at the end of these", [load], float("nan")),
         row("100 submissions of lesson 05, seconds", [hundred], 240.0),
         row("slowest visible check of lesson 05, warm, seconds", [max(checks)], 3.0),
     ]

@@ -11,6 +11,24 @@ from multigpu.exercise import Exercise
 
 exercise = Exercise("14-memory", imports=("torch.distributed.tensor",))
 
+
+def measured(layers, hidden, rows):
+    """The peak in the second step on a virtual A100, in bytes; nothing is computed."""
+    import multigpu
+
+    with multigpu.gpus(1, gpu="A100-80GB", memory="4096GiB", shapes_only=True) as (gpu,):
+        with gpu:
+            model = nn.Sequential(*(MLPBlock(hidden) for _ in range(layers)))
+            x = torch.empty(rows, hidden)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cuda.max_memory_allocated()
+
+
 # %% [markdown]
 # ## 1. What keeps graphs alive (4 points)
 # A training loop notes three things. After 20 steps, how many of the 20 graphs are in memory
@@ -134,23 +152,6 @@ class MLPBlock(nn.Module):
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-def measured(layers, hidden, rows):
-    """The peak in the second step on a virtual A100, in bytes; nothing is computed."""
-    import multigpu
-
-    with multigpu.gpus(1, gpu="A100-80GB", memory="4096GiB", shapes_only=True) as (gpu,):
-        with gpu:
-            model = nn.Sequential(*(MLPBlock(hidden) for _ in range(layers)))
-            x = torch.empty(rows, hidden)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return torch.cuda.max_memory_allocated()
 
 
 # %%
@@ -277,7 +278,9 @@ with exercise.check("checkpoint", "gradients", points=3) as student:
 # %%
 with exercise.check("checkpoint", "computed twice", points=2) as student:
     x = torch.randn(4, 6, generator=student.generator)
-    _, modes = student.call("gradients", x, 0.0, True)
+    plain, _ = gradients(x, 0.0, False)
+    found, modes = student.call("gradients", x, 0.0, True)
+    student.close_to(found, plain, "the gradients of x, weight and bias", atol=1e-6)
     student.equal(modes, [False, True], "the first forward is not recorded, the second one is")
 
 # %%

@@ -154,7 +154,9 @@ class Session:
         self._hub.ask(self._rank, request, answer)
 
     def _late(self, seconds: float) -> None:
-        self.starved = waited_for_a_core(self.pid) > seconds * STARVED
+        ran, waited = core_seconds(self.pid)
+        # Who had a core's whole time waited for processes of its own.
+        self.starved = waited > seconds * STARVED and ran < seconds * (1 - STARVED)
         waits = self._hub.unanswered() if self._hub else ""
         hangs = f": {waits}: on a cluster, this hangs" if waits else ""
         self.stop("Timeout", f"no result after {seconds:.3g} s{hangs}")
@@ -183,15 +185,18 @@ class Session:
             self._reader.join(JOIN_SECONDS)
 
 
-def waited_for_a_core(pid: int) -> float:
-    """Seconds in which a thread of the process could run and had no core, at most.
+def core_seconds(pid: int) -> tuple[float, float]:
+    """Seconds that the threads of a process and its children ran, and one could and did not.
 
-    Its children's threads count, too; 0 if unknown. The second number of schedstat
-    (Documentation/scheduler/sched-stats.rst).
+    The first is a sum, the second that of the thread that waited longest; 0 if unknown. They
+    are in schedstat (Documentation/scheduler/sched-stats.rst).
     """
-    longest = 0.0
+    ran, waited = 0.0, 0.0
     for folder in processes.family(pid):
         for file in folder.glob("task/*/schedstat"):
-            with suppress(OSError, ValueError, IndexError):
-                longest = max(longest, int(file.read_text().split()[1]) * 1e-9)
-    return longest
+            with suppress(OSError, ValueError):
+                of_thread, its_wait, _ = (
+                    int(word) * 1e-9 for word in file.read_text().split()
+                )
+                ran, waited = ran + of_thread, max(waited, its_wait)
+    return ran, waited

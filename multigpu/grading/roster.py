@@ -61,7 +61,7 @@ def read(path: Path) -> list[Listed]:
             continue
         if one in found:
             raise UserError(
-                f"{path}, line {line}: {one} is in line {found[one]}, too: leave one of them."
+                f"{path}, line {line}: {one} is in line {found[one]}, too: remove one of them."
             )
         found[one] = line
     return list(found)
