@@ -194,9 +194,8 @@ def core_seconds(pid: int) -> tuple[float, float]:
     ran, waited = 0.0, 0.0
     for folder in processes.family(pid):
         for file in folder.glob("task/*/schedstat"):
-            with suppress(OSError, ValueError):
-                of_thread, its_wait, _ = (
-                    int(word) * 1e-9 for word in file.read_text().split()
-                )
-                ran, waited = ran + of_thread, max(waited, its_wait)
+            with suppress(OSError, ValueError, IndexError):
+                words = file.read_text().split()
+                ran += int(words[0]) * 1e-9
+                waited = max(waited, int(words[1]) * 1e-9)
     return ran, waited
