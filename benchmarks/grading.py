@@ -1,4 +1,4 @@
-"""Grading beside nbgrader, on the same answers: `python benchmarks/grading.py NBGRADER [N]`.
+"""Grading beside nbgrader, on the same answers: `python benchmarks/grading.py [NBGRADER [N]]`.
 
 NBGRADER is the command of an environment that has nbgrader and torch, for example made by
 `python -m venv other && other/bin/pip install nbgrader torch`. N submissions (default 100)
@@ -6,12 +6,16 @@ answer two questions about tensors; each third one is wrong. Both graders run th
 command to its end, in turn, ROUNDS times.
 
 1. Submissions per second, ours ÷ nbgrader's. Goal: at least 10.
-2. 100 submissions of lesson 05. Goal: less than 4 minutes.
-3. A student's check in a warm notebook. Goal: less than 3 s.
+2. Ours alone, in submissions a minute on all cores; then beside a hog, which begins first:
+   endless loops in 16 processes, in both questions. Goals: 40 a minute on two cores, and
+   beside the hog at least half of it. Without NBGRADER, this alone is measured.
+3. 100 submissions of lesson 05. Goal: less than 4 minutes.
+4. A student's check in a warm notebook. Goal: less than 3 s.
 
 It writes benchmarks/grading.json.
 """
 
+import json
 import os
 import shutil
 import statistics
@@ -24,9 +28,11 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from multigpu import sandbox
 from multigpu.files import write_json
-from multigpu.grading import release, solution
+from multigpu.grading import grade, release, solution
 from multigpu.grading.solution import dumps
+from multigpu.grading.submissions import Submission
 
 HERE = Path(__file__).parent
 ROUNDS = 2
@@ -36,6 +42,12 @@ ANSWERS = {
     "mean": "def mean(tensors):\n    return torch.stack(tensors).mean(0)",
     "shard": "def shard(n, ranks, rank):\n    return list(range(rank, n, ranks))",
 }
+HOG = """import os
+for _ in range(4):
+    os.fork()
+while True:
+    pass
+"""
 WRONG = {"mean": "def mean(tensors):\n    return torch.stack(tensors).sum(0)"}
 # nbgrader's checks are asserts in the student's process; ours are the same statements.
 ASSERTS = {
@@ -146,6 +158,26 @@ def ours(folder: Path, *options: str) -> float:
     return run(folder, *command, *options)
 
 
+def a_minute(folder: Path, hogs: int) -> float:
+    """Honest submissions a minute on all cores, beside so many hogs, which begin first."""
+    lesson = solution.find("05", folder / "solutions")
+    submit(lesson, folder / f"hogs{hogs}", hogs, lambda _: dict.fromkeys(ANSWERS, HOG))
+    honest = sorted((folder / "handed-in").iterdir())
+    paths = [*(folder / f"hogs{hogs}").iterdir(), *honest]
+    given = [Submission(str(path), path.name, path.read_bytes()) for path in paths]
+    settings = grade.Settings(folder / f"out{hogs}", sandbox.probe().program, os.cpu_count())
+    began = time.perf_counter()
+    ended: list[float] = []
+
+    def progress(done: int, of: int) -> None:
+        # All honest ones, or the hog and all but one.
+        if done >= len(honest) and not ended:
+            ended.append(time.perf_counter() - began)
+
+    grade.grade(lesson, given, settings, progress)
+    return 60 * len(honest) / ended[0]
+
+
 def warm_check(root: Path) -> list[float]:
     """Seconds of each visible check of lesson 05 in a notebook that has run it before."""
     notebook = nbformat.read(root / "lessons" / LESSON / "solution.ipynb", as_version=4)
@@ -181,7 +213,37 @@ def row(name: str, values: list[float], goal: float) -> dict[str, object]:
     return {"name": name, "median": middle, **ends, "goal": goal, "n": len(values)}
 
 
+def beside_a_hog(folder: Path) -> list[dict[str, object]]:
+    load = os.getloadavg()[0]
+    alone, beside = a_minute(folder, 0), a_minute(folder, 1)
+    print(f"{alone:.0f} a minute, beside a hog {beside:.0f}; load average before {load:.1f}")
+    return [
+        row("ours, submissions a minute", [alone], 40.0),
+        row("ours beside a hog / alone", [beside / alone], 0.5),
+        row("load average of the machine before these two", [load], float("nan")),
+    ]
+
+
+def ours_alone() -> None:
+    """Measure what needs no nbgrader; the other rows of grading.json stay."""
+    with tempfile.TemporaryDirectory() as name:
+        prepare_ours(Path(name), 150)
+        rows = beside_a_hog(Path(name))
+    names = [each["name"] for each in rows]
+    before = json.loads((HERE / "grading.json").read_text())["rows"]
+    write([*(each for each in before if each["name"] not in names), *rows])
+
+
+def write(rows: list[dict[str, object]]) -> None:
+    for each in rows:
+        if each.get("goal") != each.get("goal"):
+            del each["goal"]
+    print(write_json(HERE / "grading.json", {"rows": rows}))
+
+
 def main() -> None:
+    if len(sys.argv) == 1:
+        return ours_alone()
     command = str(Path(sys.argv[1]).absolute())
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     root = HERE.parent
@@ -195,6 +257,7 @@ def main() -> None:
             own.append(ours(folder, "--solutions", "solutions"))
             ratios.append(theirs[-1] / own[-1])
             print(f"nbgrader {theirs[-1]:.1f} s, ours {own[-1]:.1f} s: {ratios[-1]:.1f}x")
+        of_hog = beside_a_hog(folder)
         lesson = solution.find("05")
         right = {question.name: lesson.answer(question) for question in lesson.questions}
         shutil.rmtree(folder / "handed-in")
@@ -211,13 +274,11 @@ def main() -> None:
         row(f"throughput, ours / nbgrader, {count} submissions", ratios, 10.0),
         row(f"nbgrader, {count} submissions, seconds", theirs, float("nan")),
         row(f"ours, {count} submissions, seconds", own, float("nan")),
+        *of_hog,
         row("100 submissions of lesson 05, seconds", [hundred], 240.0),
         row("slowest visible check of lesson 05, warm, seconds", [max(checks)], 3.0),
     ]
-    for each in rows:
-        if each["goal"] != each["goal"]:
-            del each["goal"]
-    print(write_json(HERE / "grading.json", {"rows": rows}))
+    write(rows)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,24 @@ from multigpu.exercise import Exercise
 
 exercise = Exercise("14-memory", imports=("torch.distributed.tensor",))
 
+
+def measured(layers, hidden, rows):
+    """The peak in the second step on a virtual A100, in bytes; nothing is computed."""
+    import multigpu
+
+    with multigpu.gpus(1, gpu="A100-80GB", memory="4096GiB", shapes_only=True) as (gpu,):
+        with gpu:
+            model = nn.Sequential(*(MLPBlock(hidden) for _ in range(layers)))
+            x = torch.empty(rows, hidden)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cuda.max_memory_allocated()
+
+
 # %% [markdown]
 # ## 1. What keeps graphs alive (4 points)
 # A training loop notes three things. After 20 steps, how many of the 20 graphs are in memory
@@ -136,23 +154,6 @@ class MLPBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def measured(layers, hidden, rows):
-    """The peak in the second step on a virtual A100, in bytes; nothing is computed."""
-    import multigpu
-
-    with multigpu.gpus(1, gpu="A100-80GB", memory="4096GiB", shapes_only=True) as (gpu,):
-        with gpu:
-            model = nn.Sequential(*(MLPBlock(hidden) for _ in range(layers)))
-            x = torch.empty(rows, hidden)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return torch.cuda.max_memory_allocated()
-
-
 # %%
 print(f"{measured(16, 1024, 1024):,} bytes")
 
@@ -213,30 +214,29 @@ with exercise.check("peak_bytes", "other sizes", points=3, hidden=True) as stude
 # %%
 # given
 class Drops(nn.Module):
-    """A linear layer, tanh, and dropout with probability `drop`. Counts its forwards."""
+    """A linear layer, tanh, and dropout with probability `drop`."""
 
     def __init__(self, drop):
         super().__init__()
         self.linear = nn.Linear(6, 6)
         self.drop = drop
-        self.modes = []
 
     def forward(self, x):
-        self.modes.append(torch.is_grad_enabled())
         return F.dropout(torch.tanh(self.linear(x)), self.drop)
 
 
 def gradients(x, drop, checkpointed):
     """Gradients of x, weight and bias, and for each forward whether autograd recorded it."""
     torch.manual_seed(0)
-    block = Drops(drop)
+    block, modes = Drops(drop), []
+    block.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
     x = x.clone().requires_grad_()
     torch.manual_seed(1)
     y = Checkpoint.apply(block, x) if checkpointed else block(x)
     torch.rand(3)  # the program goes on, and draws
     y.square().sum().backward()
     found = [x.grad, *(weight.grad for weight in block.parameters())]
-    return [None if one is None else one.tolist() for one in found], block.modes
+    return [None if one is None else one.tolist() for one in found], modes
 
 
 # %%
@@ -278,7 +278,9 @@ with exercise.check("checkpoint", "gradients", points=3) as student:
 # %%
 with exercise.check("checkpoint", "computed twice", points=2) as student:
     x = torch.randn(4, 6, generator=student.generator)
-    _, modes = student.call("gradients", x, 0.0, True)
+    plain, _ = gradients(x, 0.0, False)
+    found, modes = student.call("gradients", x, 0.0, True)
+    student.close_to(found, plain, "the gradients of x, weight and bias", atol=1e-6)
     student.equal(modes, [False, True], "the first forward is not recorded, the second one is")
 
 # %%

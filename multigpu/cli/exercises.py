@@ -28,10 +28,10 @@ def exercise_check(
 ) -> None:
     """Run the visible checks on a notebook's answers; exit code 1 if one is wrong."""
     from multigpu.exercise.exercise import PRINTED
-    from multigpu.grading import selfcheck
+    from multigpu.grading import grade as grading
 
     announce("checking, which takes some seconds")
-    results = selfcheck.check(notebook)
+    results = grading.check_own(notebook)
     for question in results:
         print(f"{question.title}: {question.earned:g} of {question.points:g} points")
         for part in question.parts:

@@ -42,7 +42,7 @@ class Channel:
         return len(body)
 
     def receive(self) -> Any:
-        """The next value. Raises NotPlain, Closed, and TimeoutError after settimeout()."""
+        """The next value. Raises NotPlain, Closed."""
         header, body = LENGTHS.unpack(self._read(LENGTHS.size))
         if header > MAX_HEADER or body > MAX_BODY:
             raise plain.NotPlain(f"a frame of {header + body:,} bytes is too large")
@@ -53,8 +53,6 @@ class Channel:
         while len(parts) < length:
             try:
                 part = self.connection.recv(min(length - len(parts), 1 << 20))
-            except TimeoutError:
-                raise
             except OSError:
                 part = b""
             if not part:

@@ -20,10 +20,8 @@ UNANSWERED = "NotImplementedError"  # what the released answer raises
 
 @dataclass
 class Ranks:
-    """What the ranks of a student's function did.
+    """What the ranks of a student's function returned and called.
 
-    values   what each rank returned
-    calls    each rank's collectives, in their order
     events   each rank's collectives and gates, in their order: (kind, bytes), ("gate", name)
     factors  of each gate
     """
@@ -44,21 +42,14 @@ class Check:
     random      numbers for the check's inputs: the same for all students; hidden checks draw
                 others than visible ones
     generator   the same for torch
-    lines       the verdicts
-    right       whether all of them are right
+    lines       the verdicts; `right` says whether all of them are right
     starved     whether a process of the answer's had no core for much of the time
-    printed     what the student's code printed
     """
 
     def __init__(
         self, cells: Sequence[tuple[str, str]], seed: str, new_session: Callable[[], Session]
     ):
-        """Prepare a check of an answer.
-
-        cells         (name, text) of what each of the student's processes runs
-        seed          of the random numbers
-        new_session   starts a process
-        """
+        """Prepare a check. `cells` are (name, text) of what each of its processes runs."""
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(63))
         self.lines: list[str] = []
@@ -119,7 +110,11 @@ class Check:
             for session in sessions:
                 session.close()
             self._keep_output(sessions)
-        _raise_first(errors)
+        found = [error for error in errors if error is not None]
+        # Not that of a rank which waited for the failed one.
+        own = [error for error in found if getattr(error, "kind", "") != "Collective"]
+        for error in own or found:
+            raise error
         return Ranks(values, hub.calls, hub.events, hub.factors)
 
     def _started(self) -> Session:
@@ -200,14 +195,6 @@ class Check:
         else:
             text = f"{type(error).__name__}: {_cut(error)}"
             self.expect(False, "the code returned something unexpected", text)
-
-
-def _raise_first(errors: Sequence[Exception | None]) -> None:
-    """Raise the error that says most: not that of a rank which waited for the failed one."""
-    found = [error for error in errors if error is not None]
-    own = [error for error in found if getattr(error, "kind", "") != "Collective"]
-    for error in own or found:
-        raise error
 
 
 def _cut(error: Exception) -> str:

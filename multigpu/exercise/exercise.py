@@ -2,10 +2,9 @@
 
 import hashlib
 import signal
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +24,9 @@ OWN_SECONDS = 10.0  # by which a check may take longer than the answer, for its 
 class Grading:
     """What the grader gives to the checks; a student's notebook has none.
 
-    sources   what runs in the student's process
     secret    what the seeds of hidden checks are made of
     sandbox   the path of bubblewrap; None to run without
-    record    a list of (question, title, right, starved, printed) that the checks extend;
-              without what the student's code prints in hidden checks, which could be their
-              inputs
+    record    a dict of question, title, right, starved, printed for each check that ended
     """
 
     sources: Sources
@@ -62,7 +58,7 @@ class Exercise:
         """Start the process in which the checks run the answers.
 
         imports   modules that are imported there in advance, because they are slow
-        seconds   after which a check of an answer is stopped
+        seconds   that a check may take
         """
         self.lesson = lesson
         self.seconds = seconds
@@ -125,7 +121,17 @@ class Exercise:
             self._used[question] += time.monotonic() - begin
         if not check.lines:
             check.expect(False, "the check made no statement")
-        self._report(check, question, title, points, hidden)
+        self._verdicts[question][title] = (check.right, points)
+        print("\n".join(check.lines))
+        if self._grading:
+            # Feedback shows what is printed, and an answer could print the hidden inputs.
+            printed = "" if hidden else check.printed
+            record = {"question": question, "title": title, "printed": printed}
+            self._grading.record.append(
+                record | {"right": check.right, "starved": check.starved}
+            )
+        elif check.printed:
+            print(f"{PRINTED}\n{check.printed}")
 
     def _seconds_left(self, question: str) -> float:
         """What a check may take; a student can run it as often as wanted."""
@@ -145,50 +151,29 @@ class Exercise:
             raise UserError("the checks run in a notebook, or by `multigpu exercise check`.")
         return from_history(shell.user_ns["In"])
 
-    def _report(
-        self, check: Check, question: str, title: str, points: float, hidden: bool
-    ) -> None:
-        self._verdicts[question][title] = (check.right, points)
-        print("\n".join(check.lines))
-        if self._grading:
-            self._grading.record.append(
-                {
-                    "question": question,
-                    "title": title,
-                    "right": check.right,
-                    "starved": check.starved,
-                    # Feedback shows it, and an answer could print the hidden inputs.
-                    "printed": "" if hidden else check.printed,
-                }
-            )
-        elif check.printed:
-            print(f"{PRINTED}\n{check.printed}")
-
     def summary(self) -> None:
         """Print the points of the checks that have run, and that hidden ones remain."""
-        totals = [0.0, 0.0]
+        together: list[tuple[bool, float]] = []
         for question, verdicts in self._verdicts.items():
-            earned = sum(points for right, points in verdicts.values() if right)
-            most = sum(points for _, points in verdicts.values())
-            totals = [totals[0] + earned, totals[1] + most]
-            print(f"{question}: {earned:g} of {most:g} points")
-        print(f"together: {totals[0]:g} of {totals[1]:g} points of the checks that have run")
+            print(f"{question}: {_points(verdicts.values())} points")
+            together += verdicts.values()
+        print(f"together: {_points(together)} points of the checks that have run")
         print("The rest of the points comes from hidden checks, when your notebook is graded.")
         print("They try other values.")
 
 
+def _points(verdicts: Iterable[tuple[bool, float]]) -> str:
+    earned = sum(points for right, points in verdicts if right)
+    return f"{earned:g} of {sum(points for _, points in verdicts):g}"
+
+
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise TooLong after some seconds, where the system can: in a main thread, on Unix.
+    """Raise TooLong after some seconds.
 
     The checks execute what a student returns, such as a schedule, and one of 10 ** 12 steps
     would not end.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(
-        signal, "setitimer"
-    ):
-        yield
-        return
 
     def late(*_: object) -> None:
         raise TooLong(f"a check of what the code returned did not end after {seconds:g} s")

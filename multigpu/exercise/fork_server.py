@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import NoReturn
 from multigpu import sandbox
 from multigpu.exercise import seccomp
 from multigpu.exercise.channel import Channel
-from multigpu.exercise.given import seal_modules
+from multigpu.exercise.given import seal
 from multigpu.exercise.student import serve
 
 NEWNS = 0x00020000
@@ -49,18 +50,6 @@ MODULES = (
 )
 
 
-class CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class CapabilityData(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
-
-
 def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
     """Fork a student's process for each message; its sockets and pipes come with it.
 
@@ -82,7 +71,7 @@ def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
     for name in (*MODULES, *imports):
         importlib.import_module(name)
     torch.set_num_threads(1)
-    seal_modules()
+    seal()
     gc.collect()
     gc.freeze()
     connection = socket.socket(fileno=control)
@@ -260,9 +249,8 @@ def _own_proc(libc: ctypes.CDLL) -> None:
 
 def _drop(libc: ctypes.CDLL, limits: dict) -> None:
     os.setsid()
-    header = CapabilityHeader(0x20080522, 0)
-    none = (CapabilityData * 2)()
-    libc.capset(ctypes.byref(header), ctypes.byref(none))
+    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    _check(libc.capset(header, bytes(24)), "capset")
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for name, limit in (
         (resource.RLIMIT_CORE, 0),

@@ -10,9 +10,9 @@ import functools
 import linecache
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
-SEALED = ("torch", "multigpu", "builtins", "functools", "math")
 # In CPython's struct of a class, on 64 bit: where tp_flags is, and a flag of it.
 TYPE_FLAGS = 168
 IMMUTABLE_TYPE = 1 << 8
@@ -32,12 +32,16 @@ class Given:
 
     def __init__(self, answer: dict[str, Any]):
         self.answer = answer
-        built_in = dict(vars(builtins))
-        self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": built_in}
+        built_in = vars(builtins) | {"__import__": _import_of(dict(sys.modules))}
+        self.kept: dict[str, Any] = {}
+        self.names = _keeping(self.kept)
+        self.names |= {"__name__": "__main__", "__builtins__": _keeping(built_in)}
         self.own = set(self.names)
+        sys.addaudithook(self._refuse)
 
     def run(self, name: str, source: str) -> None:
         """Run a cell that is given."""
+        self.kept.clear()
         run_cell(name, source, self.names)
         for key, value in self.names.items():
             if key in ("__name__", "__builtins__"):
@@ -46,6 +50,13 @@ class Given:
                 _make_immutable(value)
             self.answer[key] = self._copy(value)
         self.own = set(self.names)
+        self.kept |= self.names
+
+    def _refuse(self, event: str, args: tuple) -> None:
+        """Python calls this before it sets a function's code or defaults."""
+        of_function = event == "object.__setattr__" and type(args[0]) is types.FunctionType
+        if of_function and args[0].__globals__ is self.names:
+            raise AttributeError(f"leave {args[0].__name__} as it is: checks rely on it")
 
     def find(self, name: str) -> Any:
         """The function that a check calls. Raises NameError if nothing defines it."""
@@ -57,7 +68,11 @@ class Given:
         return self.names[name] if name in self.names else self.answer[name]
 
     def _copy(self, value: Any) -> Any:
-        """A given function as one of the answer's namespace; any other value as it is."""
+        """A given function as one of the answer's namespace; lists and dicts with copies."""
+        if type(value) in (list, tuple, set):
+            return type(value)(map(self._copy, value))
+        if type(value) is dict:
+            return {self._copy(key): self._copy(each) for key, each in value.items()}
         if not isinstance(value, types.FunctionType) or value.__globals__ is not self.names:
             return value
         made = types.FunctionType(
@@ -79,6 +94,27 @@ def run_cell(name: str, source: str, names: dict[str, Any]) -> None:
     filename = f"<{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), names)
+
+
+def _keeping(kept: dict[str, Any]) -> dict[str, Any]:
+    """A namespace in which Python's code finds what is kept, also if it was set to another."""
+
+    class Names(dict):
+        def __getitem__(self, name: str) -> Any:
+            return kept[name] if name in kept else super().__getitem__(name)
+
+    return Names(kept)
+
+
+def _import_of(modules: dict[str, types.ModuleType]) -> Callable[..., types.ModuleType]:
+    """An import of these modules, also if others have taken their places."""
+    original = builtins.__import__
+
+    def import_(*words: Any, **more: Any) -> types.ModuleType:
+        sys.modules.update(modules)
+        return original(*words, **more)
+
+    return import_
 
 
 def _make_immutable(cls: type) -> None:
@@ -109,8 +145,10 @@ class _Sealed(types.ModuleType):
             raise AttributeError(f"leave {self.__name__}.{name} as it is: checks rely on it")
 
 
-def seal_modules() -> None:
-    """Seal the imported modules that checks rely on."""
+def seal() -> None:
+    """Seal the modules that are imported."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in SEALED and type(module) is types.ModuleType:
+        # An answer may set sys.stdout and sys.argv.
+        if name != "sys" and type(module) is types.ModuleType:
             module.__class__ = _Sealed
+    _make_immutable(_Sealed)

@@ -42,10 +42,9 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One rank's call of a collective.
+    """One rank's call of a collective, with the tensors that it sent.
 
-    at        how many events of this rank came before it
-    tensors   what the rank sent
+    `at` says how many events of this rank came before it.
     """
 
     rank: int
@@ -60,10 +59,7 @@ class Hub:
     """Carries out the collectives of `size` ranks. Thread-safe: each rank has a thread."""
 
     def __init__(self, size: int, factors: random.Random):
-        """Prepare the network.
-
-        factors   gives each gate its factor; see ranks.gate
-        """
+        """Prepare the network. `factors` gives each gate its factor; see ranks.gate."""
         self.size = size
         self.factors: dict[str, float] = {}
         self.bytes = 0
@@ -180,14 +176,13 @@ class Hub:
                             f"same order"
                         )
             results = self._results(first, [request["tensors"] for request in requests])
-        except Mismatch as error:
+        except (Mismatch, RuntimeError, LookupError, TypeError, ValueError) as error:
+            # Or a request that no rank of an honest student can send, or tensors that differ.
+            cannot = (
+                "" if type(error) is Mismatch else f"{_words(first)} cannot be carried out: "
+            )
             for _, answer in calls:
-                answer({"error": str(error)})
-            return
-        except (RuntimeError, LookupError, TypeError, ValueError) as error:
-            # A request that no rank of an honest student can send, or tensors that differ.
-            for _, answer in calls:
-                answer({"error": f"{_words(first)} cannot be carried out: {error}"})
+                answer({"error": f"{cannot}{error}"})
             return
         for (_, answer), tensors in zip(calls, results, strict=True):
             answer({"tensors": tensors})
@@ -225,9 +220,7 @@ class Hub:
             return [totals] * size
         if kind == "reduce":
             return [totals if rank == request["root"] else [] for rank in range(size)]
-        if kind == "reduce_scatter":
-            return [[total] for total in totals]
-        raise Mismatch(f"{kind} is not known here")
+        return [[total] for total in totals]  # reduce_scatter
 
     def _by_mail(
         self, rank: int, kind: str, request: dict, tensors: list[torch.Tensor], answer: Any

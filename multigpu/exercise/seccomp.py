@@ -1,12 +1,12 @@
 """System calls that no exercise needs and that would pass the sandbox's limits.
 
-memfd_create, shmget, vmsplice, large buffers of sockets and pipes, and mmap of anonymous
-shared memory give memory that no process's size shows. Locks, leases and inotify on a file
-that all students see pass a message to another student; so does the kernel's log. setsid would
-give a process its own share of the CPU (sched(7), autogroup). The others read other processes,
-or reach parts of the kernel that had many faults. Of sockets there are local ones and IP: a
-network namespace does not contain all other families, vsock for example. Sources: seccomp(2),
-filter.h.
+memfd_create, shmget, vmsplice, large buffers of sockets and pipes, and mmap of huge pages and
+of anonymous shared memory give memory that no process's size shows. Locks, leases and inotify
+on a file that all students see pass a message to another student; so does the kernel's log.
+setsid would give a process its own share of the CPU (sched(7), autogroup). The others read
+other processes, or reach parts of the kernel that had many faults. Of sockets there are local
+ones and IP: a network namespace does not contain all other families, vsock for example.
+Sources: seccomp(2), filter.h.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ ERROR = 0x00050000
 # offsets in struct seccomp_data
 NUMBER, ARCHITECTURE = 0, 4
 FIRST_ARGUMENT, SECOND_ARGUMENT, THIRD_ARGUMENT, FOURTH_ARGUMENT = 16, 24, 32, 40
-MAP_SHARED, MAP_ANONYMOUS = 0x1, 0x20
+MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 X32 = 0x40000000  # the first number of x86_64's second table
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
@@ -104,8 +104,9 @@ def program(machine: str) -> bytes:
     lines += [
         # The C library then calls clone, whose flags a filter can read.
         (JUMP_IF_EQUAL, CLONE3[column], "unknown", 0),
-        (JUMP_IF_EQUAL, MMAP[column], 0, 3),
+        (JUMP_IF_EQUAL, MMAP[column], 0, 4),
         (LOAD, FOURTH_ARGUMENT, 0, 0),
+        (JUMP_IF_ANY_BIT, MAP_HUGETLB, "refuse", 0),
         (JUMP_IF_ANY_BIT, MAP_SHARED, 0, "allow"),
         (JUMP_IF_ANY_BIT, MAP_ANONYMOUS, "refuse", "allow"),
         (JUMP_IF_EQUAL, SOCKETPAIR[column], 1, 0),

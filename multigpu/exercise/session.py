@@ -10,6 +10,7 @@ from typing import Any
 
 from multigpu.errors import UserError
 from multigpu.exercise import processes
+from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.hub import Hub
 from multigpu.exercise.plain import NotPlain
@@ -20,22 +21,14 @@ JOIN_SECONDS = 5.0  # for the last output of a process that was killed
 
 @dataclass(frozen=True)
 class Limits:
-    """What a student's code may use.
+    """What a student's code may use."""
 
-    seconds     for one check
-    memory      bytes of all processes of a check together
-    disk        bytes in /tmp
-    processes   at a time, of one rank
-    output      bytes that are kept of what a rank prints
-    flood       bytes after which a rank that prints is stopped
-    """
-
-    seconds: float = 20.0
-    memory: int = 3 << 30
-    disk: int = 64 << 20
-    processes: int = 32
-    output: int = 16 << 10
-    flood: int = 64 << 20
+    seconds: float = SECONDS  # for one check
+    memory: int = 3 << 30  # bytes of all processes of a check together
+    disk: int = 64 << 20  # bytes in /tmp
+    processes: int = 32  # at a time, of one rank
+    output: int = 16 << 10  # bytes that are kept of what a rank prints
+    flood: int = 64 << 20  # bytes after which a rank that prints is stopped
 
 
 class CannotRun(UserError):
@@ -61,11 +54,7 @@ class Session:
     """A student's process. Used by one thread; `stop` may come from any."""
 
     def __init__(self, limits: Limits, seconds: float, end: socket.socket):
-        """Prepare both sides.
-
-        seconds   after which the process is stopped
-        end       a socket; closing it ends the process and all that it has started
-        """
+        """Prepare both sides. Closing `end` ends the process and all that it has started."""
         self.limits = limits
         self.pid = 0  # of the process; 0 if unknown
         self.printed = bytearray()
@@ -165,7 +154,9 @@ class Session:
         self._hub.ask(self._rank, request, answer)
 
     def _late(self, seconds: float) -> None:
-        self.starved = waited_for_a_core(self.pid) > seconds * STARVED
+        ran, waited = core_seconds(self.pid)
+        # Who had a core's whole time waited for processes of its own.
+        self.starved = waited > seconds * STARVED and ran < seconds * (1 - STARVED)
         waits = self._hub.unanswered() if self._hub else ""
         hangs = f": {waits}: on a cluster, this hangs" if waits else ""
         self.stop("Timeout", f"no result after {seconds:.3g} s{hangs}")
@@ -194,15 +185,17 @@ class Session:
             self._reader.join(JOIN_SECONDS)
 
 
-def waited_for_a_core(pid: int) -> float:
-    """Seconds in which a thread of the process could run and had no core, at most.
+def core_seconds(pid: int) -> tuple[float, float]:
+    """Seconds that the threads of a process and its children ran, and one could and did not.
 
-    Its children's threads count, too; 0 if unknown. The second number of schedstat
-    (Documentation/scheduler/sched-stats.rst).
+    The first is a sum, the second that of the thread that waited longest; 0 if unknown. They
+    are in schedstat (Documentation/scheduler/sched-stats.rst).
     """
-    longest = 0.0
+    ran, waited = 0.0, 0.0
     for folder in processes.family(pid):
         for file in folder.glob("task/*/schedstat"):
             with suppress(OSError, ValueError, IndexError):
-                longest = max(longest, int(file.read_text().split()[1]) * 1e-9)
-    return longest
+                words = file.read_text().split()
+                ran += int(words[0]) * 1e-9
+                waited = max(waited, int(words[1]) * 1e-9)
+    return ran, waited

@@ -32,11 +32,7 @@ class Worker:
     def __init__(
         self, bwrap: str | None, limits: Limits | None = None, imports: Sequence[str] = ()
     ):
-        """Begin to start it.
-
-        bwrap     the path of bubblewrap; None for no sandbox
-        imports   modules that it imports beside torch
-        """
+        """Begin to start it. `bwrap` is the path of bubblewrap; None for no sandbox."""
         self.limits = limits or Limits()
         self.isolated = bwrap is not None
         self._control, theirs = socket.socketpair()
@@ -66,19 +62,15 @@ class Worker:
     def wait_until_ready(self) -> None:
         """Wait for the imports. Raises CannotRun if the process does not start."""
         with self._lock:
-            self._wait()
-
-    def _wait(self) -> None:
-        if not self._ready:
-            self._ready = self._answer() == b"r"
-        if not self._ready:
-            self._process.kill()
-            self._process.wait()
-            self._errors.seek(0)
-            text = self._errors.read().decode(errors="replace").strip()
-            reason = text.splitlines()[-1] if text else "no reason given"
-            where = "in the sandbox" if self.isolated else "for the checks"
-            raise CannotRun(f"the process {where} does not start: {reason}")
+            self._ready = self._ready or self._answer() == b"r"
+            if not self._ready:
+                self._process.kill()
+                self._process.wait()
+                self._errors.seek(0)
+                text = self._errors.read().decode(errors="replace").strip()
+                reason = text.splitlines()[-1] if text else "no reason given"
+                where = "in the sandbox" if self.isolated else "for the checks"
+                raise CannotRun(f"the process {where} does not start: {reason}")
 
     def _answer(self) -> bytes:
         try:
@@ -91,8 +83,8 @@ class Worker:
         limits = self.limits
         seconds = limits.seconds if seconds is None else seconds
         message = {"disk": limits.disk, "processes": limits.processes}
+        self.wait_until_ready()
         with self._lock:
-            self._wait()
             ours, theirs = socket.socketpair()
             session = Session(limits, seconds, ours)
             descriptors = [
@@ -100,8 +92,7 @@ class Worker:
                 session.their_output,
                 theirs.fileno(),
             ]
-            if hasattr(socket, "SO_PASSCRED"):
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
                 socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
                 started = self._answer()
@@ -122,14 +113,10 @@ class Worker:
         They belong to one check: a worker runs one check at a time.
         """
         limit = self.limits.memory
-        watched = [session for session in self.sessions() if session.watched]
+        watched = [session for session in list(self._sessions) if session.watched]
         if processes.exceeds([session.watched for session in watched], limit):
             for session in watched:
                 session.stop("Memory", f"more than {limit >> 20:,} MiB")
-
-    def sessions(self) -> list[Session]:
-        """The sessions that are in use."""
-        return list(self._sessions)
 
     @property
     def ended(self) -> bool:
@@ -138,7 +125,7 @@ class Worker:
 
     def close(self) -> None:
         """End the process and, with a sandbox, all that runs in it."""
-        for session in self.sessions():
+        for session in list(self._sessions):
             session.close()
         self._control.close()
         self._process.kill()
@@ -148,17 +135,12 @@ class Worker:
 
 def _sender(connection: socket.socket) -> int:
     """The process that sent the first byte, as this process sees it; 0 if unknown."""
-    if not hasattr(socket, "SO_PASSCRED"):
-        return 0
     connection.settimeout(10)
     try:
         _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
     except OSError:
         return 0
-    for _, kind, data in ancillary:
-        if kind == socket.SCM_CREDENTIALS:
-            return CREDENTIALS.unpack(data)[0]
-    return 0
+    return CREDENTIALS.unpack(ancillary[0][2])[0] if ancillary else 0
 
 
 def _watch_memory(reference: "weakref.ref[Worker]") -> None:

@@ -1,8 +1,4 @@
-"""Make a lesson's notebooks from its script: `multigpu exercise run LESSON`.
-
-lessons/SLUG/solution.py is the source. Executed, it is solution.ipynb; without solutions and
-hidden checks, that is exercise.ipynb.
-"""
+"""Make a lesson's notebooks from its script: `multigpu exercise run LESSON`."""
 
 from multigpu.course import find_root
 from multigpu.errors import UserError
@@ -23,7 +19,7 @@ def lessons() -> list[str]:
 
 
 def run(lesson: str) -> Solution:
-    """Execute the script, and write both notebooks.
+    """Execute solution.py; write solution.ipynb, and exercise.ipynb for the students.
 
     Raises CellFailed if a cell fails, and UserError if a check does not pass or the notebook
     cannot be graded with. Then nothing is written.

@@ -1,12 +1,4 @@
-"""A whole grading, from what was handed in to all reports.
-
-DIR holds the reports (reports.py) and, for the next run of the command:
-
-outcomes/         what each set of answers gave; delete it to run all of them again
-secret.txt        what the hidden checks' seeds are made of
-checked.txt       the solution that has passed its own checks
-lesson.txt        whose results these are
-"""
+"""A whole grading, from what was handed in to all reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,13 +25,7 @@ LESSON = "lesson.txt"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was given.
-
-    solutions   an instructor's own; None for the course's
-    roster      who is in the class; None if nothing says so
-    assignment  the column's name in Canvas; "" for the lesson's title
-    gradescope  where to write Gradescope's results.json, of one submission
-    """
+    """What the command was given; `sandbox` is the path of bubblewrap, None to run without."""
 
     lesson: str
     handed_in: Path
@@ -65,7 +51,7 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     before = _before(options)
     listed = roster.read(options.roster) if options.roster else []
     if options.gradescope:
-        found = submissions.find_one(options.handed_in, solution.lesson, "submission")
+        found = submissions.find_one(options.handed_in, solution.lesson)
     else:
         found = submissions.find(options.handed_in, solution.lesson)
     absent = roster.compare(listed, found.submissions) if options.roster else []
@@ -74,15 +60,8 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
         results = grade.grade(solution, found.submissions, settings, progress)
         released = {each.name: solution.released_answer(each) for each in solution.questions}
         title = next(each.title for each in LESSONS if each.slug == solution.lesson)
-        reports.write(
-            results,
-            absent,
-            folder,
-            solution.lesson,
-            title,
-            released,
-            options.assignment,
-        )
+        column = options.assignment or title
+        reports.write(results, absent, folder, solution.lesson, title, released, column)
         with atomic(folder / LESSON) as temporary:
             temporary.write_text(solution.lesson + "\n", encoding="utf-8")
         if options.gradescope:
@@ -121,8 +100,8 @@ def _check_folder(folder: Path, lesson: str) -> None:
 
 
 def _check_hidden(options: Options) -> None:
-    """Raise UserError if students' code could read the submissions or your own solutions."""
-    for path in filter(None, (options.handed_in, options.solutions)):
+    """Raise UserError if students' code could read what is theirs, or yours."""
+    for path in filter(None, (options.handed_in, options.solutions, options.output)):
         if options.sandbox and sandbox.shows(path):
             raise UserError(
                 f"students' code could read {path}, which is in a folder of Python's: copy it "

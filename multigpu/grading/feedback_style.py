@@ -1,7 +1,7 @@
 """The style of a page of feedback, on a screen and on paper."""
 
 STYLE = """
-:root { color-scheme: light dark; --soft: #767e87; --line: #8c959f66; }
+:root { color-scheme: light dark; --soft: light-dark(#5c646d, #9aa4af); --line: #8c959f66; }
 body {
   font: 16px/1.5 system-ui, sans-serif;
   margin: 0 auto;
@@ -21,7 +21,7 @@ h1, h2, .title { flex: 1; }
 section { border: 1px solid var(--line); margin-top: 1.25rem; padding: 1rem; }
 ul { list-style: none; padding: 0; }
 li { border-top: 1px solid var(--line); padding: 0.4rem 0; }
-.verdict { font-weight: 600; width: 6.5rem; }
+.verdict { flex: none; font-weight: 600; width: 7.5rem; }
 .right { color: light-dark(#116329, #56d364); }
 .wrong { color: light-dark(#b3261e, #ff8d85); }
 .blocked { color: light-dark(#7d4e00, #e3b341); }
@@ -30,8 +30,14 @@ li { border-top: 1px solid var(--line); padding: 0.4rem 0; }
 pre {
   background: #8c959f1a;
   font: 0.85rem/1.45 ui-monospace, monospace;
+  max-height: 32rem;
+  overflow: auto;
   padding: 0.6rem 0.8rem;
   white-space: pre-wrap;
 }
-@media print { :root { color-scheme: light; } .head, h3 { break-after: avoid; } }
+@media print {
+  :root { color-scheme: light; }
+  .head, h3 { break-after: avoid; }
+  pre { max-height: none; }
+}
 """

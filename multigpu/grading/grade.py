@@ -3,27 +3,26 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from multigpu import sandbox
 from multigpu.errors import UserError
 from multigpu.files import atomic
 from multigpu.grading import marking, temporary
-from multigpu.grading.marking import Outcome, Task
+from multigpu.grading.marking import Outcome
 from multigpu.grading.pool import Pool
-from multigpu.grading.results import Result
-from multigpu.grading.solution import Solution
+from multigpu.grading.results import QuestionResult, Result
+from multigpu.grading.solution import Solution, dumps, read
 from multigpu.grading.submissions import Submission
 from multigpu.grading.transplant import Answers, take
 
 CACHE = "outcomes"
 CHECKED = "checked.txt"  # the digest of the solution that passes its checks on this machine
 SECRET = "secret.txt"
-VERSION = 2  # of what is stored in CACHE
+VERSION = 3  # of what is stored in CACHE
 
 
 @dataclass(frozen=True)
@@ -53,22 +52,16 @@ def grade(
     pool       jobs that are in use for several gradings; None for new ones
 
     An outcome is stored as soon as it is known, so that a run that was interrupted goes on
-    where it stopped. Raises UserError if the solution itself does not pass its checks here, if
-    students' code could read the results, and if all notebooks are of another lesson.
+    where it stopped. Raises UserError if the solution itself does not pass its checks here,
+    and if all notebooks are of another lesson.
     """
-    if settings.sandbox and sandbox.shows(settings.folder):
-        raise UserError(
-            f"students' code could read {settings.folder}, which is in a folder of Python's: "
-            f"give another folder for the results."
-        )
     answers = [take(each.data, solution) for each in submissions]
     _check_lesson(solution, answers)
     secret = read_secret(settings.folder)
     texts = [marking.to_run(solution, each) for each in answers]
     ids = [_digest(solution, each, secret) for each in texts]
     outcomes = {id: found for id in ids if (found := _stored(settings.folder, id))}
-    needed = dict.fromkeys(id for id in ids if id not in outcomes)
-    tasks = {id: Task(id, text) for id, text in zip(ids, texts, strict=True) if id in needed}
+    tasks = {id: text for id, text in zip(ids, texts, strict=True) if id not in outcomes}
     done = sum(id in outcomes for id in ids)
     progress(done, len(ids))
     if tasks:
@@ -83,16 +76,12 @@ def grade(
                 runner.check_solution(times=min(jobs.jobs, len(tasks)))
                 with atomic(checked) as file:
                     file.write_text(right)
-
-            def ended(task: Task, found: Outcome) -> None:
-                nonlocal done
-                outcomes[task.id] = found
+            for id, found in runner.run(tasks):
+                outcomes[id] = found
                 if not found.blocked:
-                    _store(settings.folder, task.id, found)
-                done += ids.count(task.id)
+                    _store(settings.folder, id, found)
+                done += ids.count(id)
                 progress(done, len(ids))
-
-            runner.run(list(tasks.values()), ended)
     return [
         result(solution, submission, found, outcomes[id])
         for submission, found, id in zip(submissions, answers, ids, strict=True)
@@ -127,16 +116,33 @@ def result(
     )
 
 
+def check_own(path: Path) -> list[QuestionResult]:
+    """A student's notebook by its own checks: `multigpu exercise check NOTEBOOK`.
+
+    Raises UserError if the notebook cannot be read.
+    """
+    notebook = read(path, "", released=True)
+    texts = notebook.answers()
+    with Pool(1, notebook.seconds) as pool, temporary.folder() as folder:
+        runner = Runner(notebook, pool, folder, "visible", None, own_needs=True)
+        [(_, run)] = runner.run({"notebook": texts})
+    return marking.question_results(notebook, Answers(texts), run, texts)
+
+
 @dataclass
 class Runner:
-    """Runs tasks in a pool."""
+    """Runs the checks on answers, in a pool.
+
+    own_needs   whether an answer calls the student's own other answers, not the solution's, in
+                a student's own notebook, which has no outputs to compare with
+    """
 
     solution: Solution
     pool: Pool
     folder: Path
     secret: str
     sandbox: str | None
-    own_needs: bool = False  # of a student's own notebook, which has no outputs
+    own_needs: bool = False
 
     def check_solution(self, times: int) -> None:
         """Raises UserError unless the solution's own answers pass all checks here.
@@ -144,60 +150,93 @@ class Runner:
         times   how many copies run; with one for each job, all jobs start at the same time
         """
         texts = self.solution.answers()
-        tasks = [Task(f"solution{number}", texts) for number in range(times)]
-        found: list[Outcome] = []
-        self.run(tasks, lambda _, run: found.append(run))
-        for run in found:
-            self._check_outcome(run)
+        for _, found in self.run({f"solution{number}": texts for number in range(times)}):
+            self._check_outcome(found)
 
     def _check_outcome(self, run: Outcome) -> None:
         solution = self.solution
         if run.problem:
             raise UserError(f"{solution.path} cannot be run here: {run.problem}")
-        for question in solution.questions:
-            for part in question.parts:
-                status, lines = run.parts.get((part.question, part.title), ("right", []))
-                if status != "right":
-                    stored = solution.notebook.cells[part.cell].outputs
-                    text = "".join(output.get("text", "") for output in stored).strip()
-                    raise UserError(
-                        f"{solution.path}: the solution does not pass its own check here, so "
-                        f"nothing was graded. In [{part.number}] {part.title!r}: stored "
-                        f"{text!r}, now {' '.join(lines)!r}."
-                    )
+        for part in solution.parts:
+            status, lines = run.parts.get(part.question, {}).get(part.title, ("right", []))
+            if status != "right":
+                stored = solution.notebook.cells[part.cell].outputs
+                text = "".join(output.get("text", "") for output in stored).strip()
+                raise UserError(
+                    f"{solution.path}: the solution does not pass its own check here, so "
+                    f"nothing was graded. In [{part.number}] {part.title!r}: stored "
+                    f"{text!r}, now {' '.join(lines)!r}."
+                )
 
-    def run(self, tasks: Sequence[Task], ended: Callable[[Task, Outcome], None]) -> None:
-        """Run tasks, and call `ended` for each as it ends.
+    def run(self, tasks: Mapping[str, dict[str, str]]) -> Iterator[tuple[str, Outcome]]:
+        """Run the answers of each task; yield (id, outcome) as they end.
+
+        tasks   by an id of your own: the text of each question's answer, without blank ones
 
         What the machine could not run, and what took too long while others had the cores, runs
         once more, alone.
         """
-        by_id = {task.id: task for task in tasks}
+        left = dict(tasks)
         for id, found in self._outcomes(tasks):
             if not found.blocked and not found.starved:
-                ended(by_id.pop(id), found)
-        for task in by_id.values():
-            [(_, found)] = self._outcomes([task])
-            ended(task, found)
+                del left[id]
+                yield id, found
+        for id, texts in left.items():
+            yield from self._outcomes({id: texts})
 
-    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[tuple[str, Outcome]]:
-        by_id = {task.id: task for task in tasks}
-        for id, cells in self.pool.run([(task.id, self._write(task)) for task in tasks]):
+    def _outcomes(self, tasks: Mapping[str, dict[str, str]]) -> Iterator[tuple[str, Outcome]]:
+        notebooks = [(id, self._write(id, texts)) for id, texts in tasks.items()]
+        for id, cells in self.pool.run(notebooks):
             if cells is None:
                 yield id, Outcome(problem="the process that runs the checks ended")
             else:
-                record = marking.record_of(self.folder, by_id[id])
-                yield id, marking.outcome(cells, record, stored=not self.own_needs)
+                yield id, marking.outcome(cells, self._record(id), not self.own_needs)
 
-    def _write(self, task: Task) -> Path:
-        return marking.write(
-            self.solution,
-            task,
-            self.folder,
-            secret=self.secret,
-            sandbox=self.sandbox,
-            own_needs=self.own_needs,
+    def _record(self, id: str) -> Path:
+        """Where the kernel writes what the checks record."""
+        return self.folder / f"{id}.record.json"
+
+    def _write(self, id: str, texts: dict[str, str]) -> Path:
+        """Write the notebook that checks the answers. Returns its path."""
+        import nbformat
+
+        solution = self.solution
+        data = {
+            "given": solution.sources("given"),
+            "answers": texts,
+            "needed": {} if self.own_needs else solution.answers(),
+            "needs": {question.name: question.needs for question in solution.questions},
+            "secret": self.secret,
+            "sandbox": self.sandbox,
+        }
+        answers = self.folder / f"{id}.json"
+        answers.write_text(json.dumps(data), encoding="utf-8")
+        calls = (("begin", answers), ("end", self._record(id)))
+        first, last = (
+            nbformat.v4.new_code_cell(
+                f"from multigpu.grading import kernel\nkernel.{name}({str(path)!r})"
+            )
+            for name, path in calls
         )
+        cells = [first]
+        for cell, role in zip(solution.notebook.cells, solution.roles, strict=True):
+            if role in ("setup", "given"):
+                cells.append(nbformat.v4.new_code_cell(cell.source))
+        for question in solution.questions:
+            for part in question.parts if question.name in texts else ():
+                stored = solution.notebook.cells[part.cell]
+                cells.append(
+                    nbformat.v4.new_code_cell(
+                        stored.source,
+                        outputs=stored.outputs,
+                        execution_count=stored.execution_count or 1,
+                        metadata={"part": [part.question, part.title]},
+                    )
+                )
+        notebook = self.folder / f"{id}.ipynb"
+        made = nbformat.v4.new_notebook(cells=[*cells, last])
+        notebook.write_text(dumps(made), encoding="utf-8")
+        return notebook
 
 
 def read_secret(folder: Path) -> str:
@@ -227,12 +266,12 @@ def _digest(solution: Solution, texts: dict[str, str], secret: str) -> str:
 
 def _stored(folder: Path, id: str) -> Outcome | None:
     try:
-        return Outcome.from_json(json.loads((folder / CACHE / f"{id}.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Outcome(**json.loads((folder / CACHE / f"{id}.json").read_text()))
+    except (OSError, ValueError, TypeError):
         return None
 
 
 def _store(folder: Path, id: str, found: Outcome) -> None:
     (folder / CACHE).mkdir(parents=True, exist_ok=True)
     with atomic(folder / CACHE / f"{id}.json") as file:
-        file.write_text(json.dumps(found.to_json()))
+        file.write_text(json.dumps(asdict(found)))

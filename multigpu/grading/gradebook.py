@@ -23,32 +23,18 @@ def gradebook(results: Sequence[Result], absent: Sequence[str] = ()) -> str:
         ["student", *names, "total", "out of", "status", "notes"]
     ]
     for one in results:
-        rows.append(
-            [
-                one.student,
-                *(question.earned for question in one.questions),
-                one.earned,
-                one.points,
-                status(one),
-                notes(one),
-            ]
-        )
+        points = [*(question.earned for question in one.questions), one.earned, one.points]
+        said = filter(None, [one.problem, *(note.text for note in one.notes)])
+        rows.append([one.student, *points, status(one), "; ".join(said)])
     for student in absent:
         rows.append([student, *[""] * len(names), "", "", "nothing handed in", ""])
     return table(rows)
 
 
 def status(one: Result) -> str:
-    """The student's status in one or two words."""
     if one.blocked:
         return "blocked"
     return "not readable" if one.problem else "graded"
-
-
-def notes(one: Result) -> str:
-    """What is to be said about the submission, in one cell."""
-    said = [one.problem] if one.problem else []
-    return "; ".join([*said, *(note.text for note in one.notes)])
 
 
 def published(one: Result) -> float | None:
@@ -66,7 +52,7 @@ def canvas(results: Sequence[Result], assignment: str) -> str:
     """
     rows: list[list[str | float | None]] = [
         ["Student", "ID", "SIS Login ID", "Section", assignment],
-        ["    Points Possible", "", "", "", _most(results)],
+        ["    Points Possible", "", "", "", results[0].points if results else 0],
     ]
     for one in results:
         number = _number(one, "Canvas")
@@ -116,7 +102,3 @@ def _name(one: Result) -> str:
     if one.account is None:
         return one.student
     return one.student.removesuffix(f" ({one.account.platform} {one.account.number})")
-
-
-def _most(results: Sequence[Result]) -> float:
-    return max((one.points for one in results), default=0.0)

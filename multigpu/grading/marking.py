@@ -1,27 +1,16 @@
-"""One submission marked: which notebook nbval runs for it, and what its outcome means."""
+"""What a run of the checks means: an outcome, then the result of each question."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from multigpu.grading.results import PartResult, QuestionResult
-from multigpu.grading.solution import Question, Solution, dumps
+from multigpu.grading.solution import Question, Solution
 from multigpu.grading.transplant import Answers, is_blank
 
 MISSING = "There is no answer."
-
-
-@dataclass
-class Task:
-    """The answers of a submission that are to be run.
-
-    answers   by question; blank ones are left out
-    """
-
-    id: str
-    answers: dict[str, str] = field(default_factory=dict)
 
 
 def to_run(solution: Solution, answers: Answers) -> dict[str, str]:
@@ -34,117 +23,51 @@ def to_run(solution: Solution, answers: Answers) -> dict[str, str]:
     return texts
 
 
-def write(
-    solution: Solution,
-    task: Task,
-    folder: Path,
-    *,
-    secret: str,
-    sandbox: str | None,
-    own_needs: bool = False,
-) -> Path:
-    """Write the notebook that checks the task's answers. Returns its path.
-
-    own_needs   whether an answer calls the student's own other answers, not the solution's
-    """
-    import nbformat
-
-    data = {
-        "given": solution.sources("given"),
-        "answers": task.answers,
-        "needed": {} if own_needs else solution.answers(),
-        "needs": {question.name: question.needs for question in solution.questions},
-        "secret": secret,
-        "sandbox": sandbox,
-    }
-    answers = folder / f"{task.id}.json"
-    answers.write_text(json.dumps(data), encoding="utf-8")
-    first = f"from multigpu.grading.kernel import begin\nbegin({str(answers)!r})"
-    last = f"from multigpu.grading.kernel import end\nend({str(record_of(folder, task))!r})"
-    cells = [nbformat.v4.new_code_cell(first)]
-    for cell, role in zip(solution.notebook.cells, solution.roles, strict=True):
-        if role in ("setup", "given"):
-            cells.append(nbformat.v4.new_code_cell(cell.source))
-    for question in solution.questions:
-        for part in question.parts if question.name in task.answers else ():
-            stored = solution.notebook.cells[part.cell]
-            cells.append(
-                nbformat.v4.new_code_cell(
-                    stored.source,
-                    outputs=stored.outputs,
-                    execution_count=stored.execution_count or 1,
-                    metadata={"part": [part.question, part.title]},
-                )
-            )
-    cells.append(nbformat.v4.new_code_cell(last))
-    notebook = folder / f"{task.id}.ipynb"
-    notebook.write_text(dumps(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
-    return notebook
-
-
-def record_of(folder: Path, task: Task) -> Path:
-    """Where the kernel writes what the checks record."""
-    return folder / f"{task.id}.printed.json"
-
-
 @dataclass
 class Outcome:
-    """What nbval said of a task's cells, and what the student's code printed.
+    """What nbval said of the checks' cells, and what the student's code printed.
 
-    parts     (question, title) to (status, lines)
+    parts     by question and title: [status, lines]
+    printed   by question
     problem   why the machine could not run it; "" if it could
     starved   whether a check took too long and waited for a core in that time
     """
 
-    parts: dict[tuple[str, str], tuple[str, list[str]]] = field(default_factory=dict)
+    parts: dict[str, dict[str, list]] = field(default_factory=dict)
     printed: dict[str, str] = field(default_factory=dict)
     problem: str = ""
     starved: bool = False
 
     @property
     def blocked(self) -> bool:
-        statuses = [status for status, _ in self.parts.values()]
+        statuses = [status for checks in self.parts.values() for status, _ in checks.values()]
         return bool(self.problem) or "blocked" in statuses
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict for json.dump."""
-        parts = [[*key, status, lines] for key, (status, lines) in self.parts.items()]
-        return {"parts": parts, "printed": self.printed, "problem": self.problem}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Outcome":
-        """The outcome that to_json() gave."""
-        parts = {
-            (question, title): (status, lines)
-            for question, title, status, lines in data["parts"]
-        }
-        return cls(parts, dict(data["printed"]), data["problem"])
 
 
 def outcome(cells: list[dict[str, Any]], record: Path, stored: bool = True) -> Outcome:
-    """The outcome of a task, from a job's reply.
+    """The outcome of a run, from a job's reply.
 
+    record   the file in which the kernel wrote what the checks record
     stored   whether the cells had outputs to compare with, which a student's do not
     """
     found = Outcome()
     for cell in cells:
-        if cell["part"] is None:
-            if cell["status"] == "blocked" and not found.problem:
-                found.problem = " ".join(cell["lines"])[:400]
-        else:
-            found.parts[tuple(cell["part"])] = (cell["status"], cell["lines"])
+        if cell["part"] is not None:
+            question, title = cell["part"]
+            found.parts.setdefault(question, {})[title] = [cell["status"], cell["lines"]]
+        elif cell["status"] == "blocked" and not found.problem:
+            found.problem = " ".join(cell["lines"])[:400]
     try:
         recorded = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         recorded = []
     for each in recorded:
-        key = each["question"], each["title"]
         found.starved = found.starved or each["starved"]
-        status, lines = found.parts.get(key, ("", []))
-        if status in ("right", "wrong"):
+        part = found.parts.get(each["question"], {}).get(each["title"], ["", []])
+        if part[0] in ("right", "wrong"):
             # nbval compares text. A student's text must not be able to please it.
-            right = each["right"] and (status == "right" or not stored)
-            found.parts[key] = ("right" if right else "wrong", lines)
+            right = each["right"] and (part[0] == "right" or not stored)
+            part[0] = "right" if right else "wrong"
         text = found.printed.get(each["question"], "")
         # The checks of a question print the same, mostly.
         if each["printed"] not in text:
@@ -168,7 +91,7 @@ def question_results(
 def _result(question: Question, answers: Answers, run: Outcome, blank: bool) -> QuestionResult:
     parts = []
     for part in question.parts:
-        status, lines = run.parts.get((part.question, part.title), ("", []))
+        status, lines = run.parts.get(part.question, {}).get(part.title, ("", []))
         if blank:
             status, lines = "wrong", [MISSING]
         elif not status:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,56 +109,35 @@ class Pool:
         The outcome is None if the job ended or hung; it is replaced. Raises UserError if a job
         cannot be started.
         """
-        waiting: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
-        ended: queue.SimpleQueue[tuple[str, list[dict] | None] | UserError]
-        ended = queue.SimpleQueue()
-        for task in tasks:
-            waiting.put(task)
-
-        def work() -> None:
-            job = self._idle.get()
-            while True:
-                try:
-                    id, notebook = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                if self._closed:
-                    break
-                if job is None:
-                    try:
-                        job = Job(self.seconds_per_check)
-                    except OSError as error:
-                        ended.put(_no_job(error))
-                        break
-                    self._all.append(job)
-                    if self._closed:
-                        job.close(now=True)
-                        break
-                cells = job.run(id, notebook)
-                if cells is None:
-                    job.close(now=True)
-                    job = None
-                ended.put((id, cells))
-            self._idle.put(job)
-
-        count = min(self.jobs, len(tasks))
-        for _ in range(count):
-            threading.Thread(target=work, daemon=True).start()
+        threads = ThreadPoolExecutor(self.jobs)
         try:
-            for _ in tasks:
-                found = ended.get()
-                if isinstance(found, UserError):
-                    raise found
-                yield found
+            for future in as_completed([threads.submit(self._run, *task) for task in tasks]):
+                yield future.result()
         finally:
             # Who stops to ask for outcomes wants no further tasks to begin.
-            while not waiting.empty():
-                with suppress(queue.Empty):
-                    waiting.get_nowait()
+            threads.shutdown(wait=False, cancel_futures=True)
 
+    def _run(self, id: str, notebook: Path) -> tuple[str, list[dict] | None]:
+        job = self._idle.get()
+        try:
+            job = job or self._new_job()
+            cells = job.run(id, notebook)
+            if cells is None:
+                job.close(now=True)
+                job = None
+            return id, cells
+        finally:
+            self._idle.put(job)
 
-def _no_job(error: OSError) -> UserError:
-    return UserError(
-        f"a process for the checks cannot be started ({error.strerror}): free memory and disk,"
-        f" or give fewer --jobs; the same command goes on where it stopped."
-    )
+    def _new_job(self) -> Job:
+        try:
+            job = Job(self.seconds_per_check)
+        except OSError as error:
+            raise UserError(
+                f"a process for the checks cannot be started ({error.strerror}): free memory "
+                f"and disk, or give fewer --jobs; the same command goes on where it stopped."
+            ) from None
+        self._all.append(job)
+        if self._closed:
+            job.close(now=True)
+        return job

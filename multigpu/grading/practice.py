@@ -16,11 +16,15 @@ Change = Callable[["NotebookNode"], None]
 
 def write(solution: Solution, folder: Path) -> list[Path]:
     """Write STUDENT.ipynb for each student. Returns the paths. Raises OSError."""
+    import nbformat
+
     folder.mkdir(parents=True, exist_ok=True)
     right = solution.answers()
     first, *others = right
     without_first = {name: right[name] for name in others}
-    made: dict[str, str] = {
+    metadata = {"grade_id": first}
+    second = nbformat.v4.new_code_cell("another = 'answer'", metadata=metadata)
+    made = {
         "anna": _notebook(solution, right),
         "bruno": _notebook(solution, {}),
         "chen": _notebook(solution, {first: right[first]}),
@@ -28,7 +32,7 @@ def write(solution: Solution, folder: Path) -> list[Path]:
         "emil": _notebook(solution, right | {first: "def answer(:\n    pass"}),
         "fatima": _notebook(solution, right | {first: "while True:\n    pass"}),
         "gita": _notebook(solution, right, _delete_checks),
-        "hugo": _notebook(solution, right, lambda notebook: _answer_twice(notebook, first)),
+        "hugo": _notebook(solution, right, lambda notebook: notebook.cells.append(second)),
         "ines": _notebook(solution, right | {first: "import os\n\nos._exit(0)"}),
         "jan": _notebook(solution, right)[:100],
         "kim": _notebook(solution, right | {first: "print('x' * 10_000)\n" + right[first]}),
@@ -57,10 +61,3 @@ def _notebook(
 
 def _delete_checks(notebook: "NotebookNode") -> None:
     notebook.cells = [cell for cell in notebook.cells if "exercise.check" not in cell.source]
-
-
-def _answer_twice(notebook: "NotebookNode", question: str) -> None:
-    import nbformat
-
-    metadata = {"grade_id": question}
-    notebook.cells.append(nbformat.v4.new_code_cell("another = 'answer'", metadata=metadata))

@@ -4,15 +4,17 @@ Files that could not be graded are left out.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from multigpu.errors import pluralize
 from multigpu.grading.csv_cells import number
-from multigpu.grading.results import QuestionResult, Result
+from multigpu.grading.results import PartResult, Result
 from multigpu.grading.texts import visible
 
 MIN_STUDENTS = 3
+STATUSES = ("right", "wrong", "blank", "blocked")
 
 
 @dataclass(frozen=True)
@@ -20,24 +22,21 @@ class Row:
     """A question, or a check of it.
 
     check           its title; "" for the whole question
-    right … blocked students: a question is right if all its checks are, and blocked if one is
+    counts          of students by status: a question is right if all its checks are, and
+                    blocked if one is
     mean            mean share of the points, from 0 to 1, blocked ones left out
     discrimination  from -1 to 1; None if it is not defined
     """
 
     question: str
     check: str
-    hidden: bool
     points: float
-    right: int
-    wrong: int
-    blank: int
-    blocked: int
+    counts: Counter[str]
     mean: float | None
     discrimination: float | None
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Result]) -> Iterator[Row]:
     """A row per question, and one per check after it.
 
     discrimination is the correlation of the points for it with the points for the rest of the
@@ -47,53 +46,40 @@ def rows(results: Sequence[Result]) -> list[Row]:
     than three students, or if all have the same.
     """
     results = [one for one in results if not one.problem]
-    found = []
-    count = len(results[0].questions) if results else 0
-    for place in range(count):
-        questions = [one.questions[place] for one in results]
-        found.append(_row(results, None, questions))
-        for place_of_check in range(min(len(question.parts) for question in questions)):
-            found.append(_row(results, place_of_check, questions))
-    return found
+    for place, question in enumerate(results[0].questions if results else ()):
+        yield _row(results, place, slice(None), "")
+        for check, part in enumerate(question.parts):
+            title = f"hidden: {part.title}" if part.hidden else part.title
+            yield _row(results, place, slice(check, check + 1), title)
 
 
-def _row(
-    results: Sequence[Result], check: int | None, questions: Sequence[QuestionResult]
-) -> Row:
-    """The row of a question; with a check, of the check at this place."""
-    first = questions[0]
-    counts = {"right": 0, "wrong": 0, "blank": 0, "blocked": 0}
+def _row(results: Sequence[Result], place: int, checks: slice, title: str) -> Row:
+    """The row of these checks of the question at this place."""
+    counts: Counter[str] = Counter()
     shares = []
     rests = []
-    for one, question in zip(results, questions, strict=True):
-        parts = question.parts
-        chosen = parts if check is None else [parts[check]]
-        status = _status(question.blank, [part.status for part in chosen])
-        counts[status] += 1
+    for one in results:
+        question = one.questions[place]
+        chosen = question.parts[checks]
         points = sum(part.points for part in chosen)
-        if status != "blocked" and not one.blocked:
+        status = _status(question.blank, chosen)
+        counts[status] += 1
+        if status != "blocked":
             earned = sum(part.earned for part in chosen)
-            rests.append((earned, one.earned - earned))
-        if status != "blocked" and points:
-            shares.append(sum(part.earned for part in chosen) / points)
-    part = None if check is None else first.parts[check]
-    return Row(
-        first.name,
-        part.title if part else "",
-        part.hidden if part else False,
-        part.points if part else first.points,
-        **counts,
-        mean=sum(shares) / len(shares) if shares else None,
-        discrimination=correlation(rests),
-    )
+            shares.append(earned / points)
+            if not one.blocked:
+                rests.append((earned, one.earned - earned))
+    mean = statistics.mean(shares) if shares else None
+    return Row(question.name, title, points, counts, mean, correlation(rests))
 
 
-def _status(blank: bool, statuses: list[str]) -> str:
+def _status(blank: bool, parts: Sequence[PartResult]) -> str:
+    statuses = {part.status for part in parts}
     if "blocked" in statuses:
         return "blocked"
     if blank:
         return "blank"
-    return "right" if all(status == "right" for status in statuses) else "wrong"
+    return "wrong" if "wrong" in statuses else "right"
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -108,9 +94,8 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def mean_total(results: Sequence[Result]) -> float | None:
     """The mean of the totals of all files that could be graded; blocked ones are left out."""
-    totals = [one.earned for one in results if not one.problem]
-    known = [total for total in totals if total is not None]
-    return sum(known) / len(known) if known else None
+    known = [one.earned for one in results if not one.problem and not one.blocked]
+    return statistics.mean(known) if known else None
 
 
 def text(results: Sequence[Result]) -> str:
@@ -129,16 +114,14 @@ def text(results: Sequence[Result]) -> str:
         f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",
     ]
     for row in rows(results):
-        name = (
-            f"  {row.check}{' (hidden)' if row.hidden else ''}" if row.check else row.question
-        )
-        name = visible(name)
+        name = visible(f"  {row.check}" if row.check else row.question)
         if len(name) > 41:
             name = name[:40] + "…"
+        right, wrong, blank, blocked = (row.counts[status] for status in STATUSES)
         mean = "-" if row.mean is None else f"{row.mean:.0%}"
         discrimination = "-" if row.discrimination is None else f"{row.discrimination:+.2f}"
         lines.append(
-            f"{name:<42}{row.points:>7g}{row.right:>6}{row.wrong:>6}{row.blank:>6}"
-            f"{row.blocked:>8}{mean:>6}{discrimination:>9}"
+            f"{name:<42}{row.points:>7g}{right:>6}{wrong:>6}{blank:>6}{blocked:>8}"
+            f"{mean:>6}{discrimination:>9}"
         )
     return "\n".join(lines) + "\n"

@@ -43,9 +43,8 @@ def _why(old: Result | None, new: Result | None, what: str, was: str, now: str) 
     if "-" in (was, now):
         return "the check is new" if was == "-" else "the check was removed"
     if "blocked" in (was, now):
-        return (
-            f"the machine could not grade it {'before' if was == 'blocked' else 'this time'}"
-        )
+        when = "before" if was == "blocked" else "this time"
+        return f"the machine could not grade it {when}"
     if old.problem != new.problem:
         return new.problem or "the file can be read now"
     if _answer(old, what) != _answer(new, what):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from multigpu.exercise.sources import answer_of
 from multigpu.files import atomic
-from multigpu.grading.solution import Part, Solution, dumps, without_solution
+from multigpu.grading.solution import Solution, dumps, without_solution
 from multigpu.notebooks import cells
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def student_notebook(solution: Solution) -> "NotebookNode":
     rely on it.
     """
     notebook = copy.deepcopy(solution.notebook)
-    hidden = {part.cell for part in _parts(solution) if part.hidden}
+    hidden = {part.cell for part in solution.parts if part.hidden}
     kept = []
     for index, (cell, role) in enumerate(zip(notebook.cells, solution.roles, strict=True)):
         if index in hidden:
@@ -45,10 +45,6 @@ def student_notebook(solution: Solution) -> "NotebookNode":
     notebook.cells = kept
     notebook.metadata.pop("multigpu", None)  # hashes of the solution's outputs
     return notebook
-
-
-def _parts(solution: Solution) -> list[Part]:
-    return [part for question in solution.questions for part in question.parts]
 
 
 def release(solution: Solution, folder: Path) -> list[Path]:

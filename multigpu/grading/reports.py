@@ -1,14 +1,8 @@
-"""All reports of a grading, in a folder.
-
-gradebook.csv, canvas.csv, moodle.csv      points (gradebook.py)
-results.json                               everything; what --regrade compares with
-statistics.txt                             per question (question_statistics.py)
-similarity.txt                             answers that are alike (similarity.py)
-feedback/STUDENT.html, feedback/index.csv  for the students; which page is whose (feedback.py)
-"""
+"""All reports of a grading, in a folder; lessons/INSTRUCTORS.md says what each of them is."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from multigpu.errors import UserError
@@ -27,22 +21,20 @@ def write(
     lesson: str,
     title: str,
     released: Mapping[str, str],
-    assignment: str = "",
+    assignment: str,
 ) -> list[Path]:
     """Write all reports; returns their paths.
 
     absent       who is on the roster and has handed in nothing
-    lesson       such as 05-ddp-cluster
-    title        the lesson's, for the pages
     released     each question's answer cell as students got it
-    assignment   the column's name in Canvas; the title, if it is empty
+    assignment   the column's name in Canvas
     """
     (folder / "feedback").mkdir(parents=True, exist_ok=True)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
         "gradebook.csv": "\ufeff" + gradebook(results, absent),
         "feedback/index.csv": "\ufeff" + feedback.index(results),
-        "canvas.csv": canvas(results, assignment or title),
+        "canvas.csv": canvas(results, assignment),
         "moodle.csv": moodle(results),
         "statistics.txt": question_statistics.text(results),
         "similarity.txt": similarity.text(similarity.pairs(results, released)),
@@ -53,7 +45,7 @@ def write(
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
         written.append(folder / name)
-    data = [one.to_json() for one in results]
+    data = [asdict(one) for one in results]
     written.append(write_json(folder / RESULTS, data))
     return written + feedback.write(results, folder / "feedback", lesson, title)
 
@@ -65,9 +57,14 @@ def read_results(path: Path) -> list[Result]:
         if type(data) is not list:
             raise TypeError("expected a list")
         return [Result.from_json(each) for each in data]
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UserError(
             f"{path} is no results.json of this version ({error!r}): grade again."
         ) from None

@@ -4,7 +4,7 @@ All reports are made from this; nothing in it depends on the order or number of 
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -59,7 +59,6 @@ class QuestionResult:
 
     answer   the student's text; "" if there is none
     printed  what the student's code printed while it was graded, cut
-    notes    what is to be said about the answer: missing, twice, too long
     """
 
     name: str
@@ -121,13 +120,9 @@ class Result:
     def blocked(self) -> bool:
         return self.earned is None
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict for json.dump."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Result":
-        """The result that to_json() gave. Raises KeyError or TypeError for other data."""
+        """The result that asdict() gave. Raises KeyError or TypeError for other data."""
         questions = []
         for each in data["questions"]:
             parts = [PartResult(**part) for part in each["parts"]]

@@ -7,9 +7,9 @@ found by the platform's number, or by the key in gradebook.csv.
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from multigpu.errors import UserError
 from multigpu.grading.csv_cells import plain
@@ -17,15 +17,11 @@ from multigpu.grading.results import Kind, Note
 from multigpu.grading.submissions import Submission
 from multigpu.grading.texts import one_line
 
-MAX_BYTES = 16 << 20
 # Where a comma separates decimals, spreadsheets write semicolons between cells.
 DELIMITERS = ",;\t"
-NAMES = ("student", "full name")
-NUMBERS = ("id", "identifier")
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     """A row: the name, and the platform's number, "" if the file has none."""
 
     name: str
@@ -38,9 +34,7 @@ class Listed:
 def read(path: Path) -> list[Listed]:
     """The students. Raises UserError if the file cannot be read, or names one twice."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
         header = text.partition("\n")[0]
         delimiter = max(DELIMITERS, key=header.count)
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -48,32 +42,29 @@ def read(path: Path) -> list[Listed]:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error):
         raise UserError(f"{path} is no CSV file in UTF-8: save it as 'CSV UTF-8'.") from None
-    if len(data) > MAX_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BYTES:,} bytes: give a CSV file.")
-    names = [name.strip().lower() for name in rows[0]] if rows else []
-    student = next((names.index(name) for name in NAMES if name in names), None)
-    if student is None:
+    columns = [name.strip().lower() for name in rows[0]] if rows else []
+    if "student" not in columns and "full name" not in columns:
         raise UserError(
             f"{path}: the first line is {header.strip()[:80]!r}: expected the column student."
         )
-    number = next((names.index(name) for name in NUMBERS if name in names), None)
     found: dict[Listed, int] = {}
     for line, row in enumerate(rows[1:], 2):
-        one = Listed(_cell(row, student), _cell(row, number).removeprefix("Participant "))
+        cells = {
+            name: one_line(plain(cell.strip()))
+            for name, cell in zip(columns, row, strict=False)
+        }
+        number = cells.get("id") or cells.get("identifier", "")
+        name = cells.get("student") or cells.get("full name", "")
+        one = Listed(name, number.removeprefix("Participant "))
         # Canvas's second row has the most points.
-        if not (one.name or one.number) or one.name == "Points Possible":
+        if not any(one) or one.name == "Points Possible":
             continue
         if one in found:
             raise UserError(
-                f"{path}, line {line}: {one} is in line {found[one]}, too: leave one of them."
+                f"{path}, line {line}: {one} is in line {found[one]}, too: remove one of them."
             )
         found[one] = line
     return list(found)
-
-
-def _cell(row: Sequence[str], column: int | None) -> str:
-    there = column is not None and column < len(row)
-    return one_line(plain(row[column].strip())) if there else ""
 
 
 def compare(roster: Iterable[Listed], submissions: Iterable[Submission]) -> list[str]:

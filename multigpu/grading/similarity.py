@@ -12,10 +12,9 @@ import builtins
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
-from multigpu.grading.csv_cells import number
 from multigpu.grading.results import Result
 from multigpu.grading.texts import one_line
 
@@ -33,8 +32,7 @@ ALONE = re.compile(rf"^[ \t]*{TEXT}[ \t]*(?:#.*?)?$", re.DOTALL | re.MULTILINE)
 TOKEN = re.compile(rf"#[^\n]*|(?P<text>{TEXT})|(?P<word>\w+)|[^\w\s]", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two students, and the share of their shingles that both have, from 0 to 1."""
 
     question: str
@@ -82,8 +80,7 @@ def text(found: Sequence[Pair], most: int = 50) -> str:
         return "no two answers are alike\n"
     lines = [
         f"{pair.similarity:>5.0%}  {pair.question}: {one_line(pair.first)} and "
-        f"{one_line(pair.second)} "
-        f"({number(pair.shingles)} runs of {SHINGLE} tokens in both)"
+        f"{one_line(pair.second)} ({pair.shingles} runs of {SHINGLE} tokens in both)"
         for pair in found[:most]
     ]
     if len(found) > most:

@@ -14,7 +14,7 @@ All other cells are the student's, to read or to try things out; grading does no
 import ast
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,8 +31,7 @@ Role = Literal["setup", "given", "answer", "check", "text"]
 SOLUTION = "solution.ipynb"
 LESSON = re.compile(r"""\bExercise\(\s*["']([\w-]+)["']""")
 SECONDS_OF = re.compile(r"""\bExercise\([^)]*\bseconds\s*=\s*([\d.]+)""")
-BEGIN = re.compile(r"^[ \t]*### BEGIN SOLUTION[ \t]*$", re.MULTILINE)
-END = re.compile(r"^[ \t]*### END SOLUTION[ \t]*$", re.MULTILINE)
+MARK = re.compile(r"^[ \t]*### (BEGIN|END) SOLUTION[ \t]*$", re.MULTILINE)
 SETUP = re.compile(r"\s*# setup\s*$", re.MULTILINE)
 CUT = re.compile(
     r"^([ \t]*)### BEGIN SOLUTION[ \t]*\n.*?^[ \t]*### END SOLUTION[ \t]*(?:\n|\Z)",
@@ -42,11 +41,7 @@ CUT = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """A check.
-
-    number   the cell's number in Jupyter: n of In [n]
-    cell     the cell's index in the notebook
-    """
+    """A check. `number` is the cell's in Jupyter, n of In [n]; `cell` its index."""
 
     question: str
     title: str
@@ -70,17 +65,10 @@ class Question:
     needs: list[str]
     parts: list[Part] = field(default_factory=list)
 
-    @property
-    def points(self) -> float:
-        return sum(part.points for part in self.parts)
-
 
 @dataclass
 class Solution:
-    """A lesson's solution.
-
-    roles   of each cell
-    """
+    """A lesson's solution. `roles` are those of the cells."""
 
     lesson: str
     path: Path
@@ -90,7 +78,11 @@ class Solution:
 
     @property
     def points(self) -> float:
-        return sum(question.points for question in self.questions)
+        return sum(part.points for part in self.parts)
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for question in self.questions for part in question.parts]
 
     @property
     def seconds(self) -> float:
@@ -138,30 +130,18 @@ def find(lesson: str, folder: Path | None = None) -> Solution:
     Raises UserError if there is none, or if it cannot be graded with.
     """
     slug = slug_of(lesson)
-    if folder is None:
-        lessons = find_root() / "lessons"
-        if not (lessons / slug / SOLUTION).exists():
-            having = sorted(path.parent.name for path in lessons.glob(f"*/{SOLUTION}"))
-            raise UserError(
-                f"lesson {slug} has no exercise; these have one: {', '.join(having)}."
-            )
-        return read(lessons / slug / SOLUTION, slug)
-    paths = [folder / f"{slug}.ipynb", folder / slug / SOLUTION]
-    for path in paths:
+    folder = folder or find_root() / "lessons"
+    for path in (folder / f"{slug}.ipynb", folder / slug / SOLUTION):
         if path.exists():
             return read(path, slug)
-    raise UserError(f"{folder} has no solution of lesson {slug}: expected {paths[0].name}.")
-
-
-def read_released(path: Path) -> Solution:
-    """Read a student's notebook, whose answers are not between markers. Raises UserError."""
-    return read(path, "", released=True)
+    raise UserError(f"{folder} has no solution of lesson {slug}: expected {slug}.ipynb.")
 
 
 def read(path: Path, lesson: str, released: bool = False) -> Solution:
     """Read a solution notebook. Raises UserError if it cannot be graded with.
 
-    released   whether it is a student's
+    lesson     whose it must be; "" for any
+    released   whether it is a student's, in which answers are not between markers
     """
     import nbformat
 
@@ -180,11 +160,11 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
     heading = ""
     for index, cell in enumerate(notebook.cells):
         where = f"{path}, In [{numbers.get(id(cell), '?')}]"
-        if cell.cell_type == "markdown":
+        if cell.cell_type != "code":
             heading = _heading(cell.source) or heading
             roles.append("text")
             continue
-        part = check_of(cell.source, where) if cell.cell_type == "code" else None
+        part = check_of(cell.source, where)
         role = role_of(cell, part is not None)
         roles.append(role)
         if role == "answer":
@@ -204,16 +184,7 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
             others = questions[part.question].parts
             if any(part.title == other.title for other in others):
                 raise UserError(f"{where}: {part.question!r} has two checks {part.title!r}.")
-            others.append(
-                Part(
-                    part.question,
-                    part.title,
-                    part.points,
-                    part.hidden,
-                    numbers[id(cell)],
-                    index,
-                )
-            )
+            others.append(replace(part, number=numbers[id(cell)], cell=index))
     if not questions:
         raise UserError(f"{path} has no question: no code cell begins with `# answer: NAME`.")
     for question in questions.values():
@@ -228,9 +199,7 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
 
 
 def role_of(cell: "NotebookNode", is_check: bool) -> Role:
-    """What a cell is; "text" for one that is only read or run by the student."""
-    if cell.cell_type != "code":
-        return "text"
+    """What a code cell is; "text" for one that is only read or run by the student."""
     if is_check:
         return "check"
     if answer_of(cell.source):
@@ -287,11 +256,7 @@ def _heading(text: str) -> str:
 
 def _check_markers(source: str, where: str) -> None:
     """Raise UserError unless BEGIN and END alternate."""
-    marks = sorted(
-        [(match.start(), "BEGIN") for match in BEGIN.finditer(source)]
-        + [(match.start(), "END") for match in END.finditer(source)]
-    )
-    kinds = [kind for _, kind in marks]
+    kinds = MARK.findall(source)
     if not kinds or kinds != ["BEGIN", "END"] * (len(kinds) // 2):
         raise UserError(
             f"{where}: an answer needs the lines ### BEGIN SOLUTION and ### END SOLUTION, in "
@@ -306,12 +271,12 @@ def without_solution(source: str) -> str:
     NotImplementedError follows.
     """
 
-    def replace(match: re.Match[str]) -> str:
+    def unanswered(match: re.Match[str]) -> str:
         indent = match[1]
         line = f"{indent}# YOUR CODE HERE\n"
         return line + f"{indent}raise NotImplementedError()\n" if indent else line
 
-    return CUT.sub(replace, source).rstrip("\n")
+    return CUT.sub(unanswered, source).rstrip("\n")
 
 
 def dumps(notebook: "NotebookNode") -> str:

@@ -19,10 +19,9 @@ from multigpu.grading.texts import one_line
 from multigpu.grading.transplant import MAX_BYTES
 
 LINK = "it is a symbolic link, which is not followed"
-FOLDER = "it is a folder, not a file"
 SPECIAL = "it is not a regular file"
 NO_NAME = "(no name)"
-SKIPPED = ("__MACOSX", "__pycache__")
+SKIPPED = (".", "__MACOSX", "__pycache__")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Limits:
     """How much is read.
 
     file_bytes    of one file: one byte more shows that it is too long
-    total_bytes   of all files that are read
     entries       in a zip; in a student's folder; and at the top of a folder
     ratio         bytes of a file in a zip, per byte of the zip, if longer than file_bytes
     depth         folders within folders
@@ -54,10 +52,10 @@ class File:
     """
 
     parts: tuple[str, ...]
-    size: int = 0
-    modified: float = 0.0
-    problem: str = ""
-    open_bytes: Callable[[int], bytes] = field(default=lambda most: b"", repr=False)
+    size: int
+    modified: float
+    problem: str
+    open_bytes: Callable[[int], bytes] = field(repr=False)
 
     @property
     def path(self) -> str:
@@ -69,12 +67,16 @@ class File:
             return b"", self.problem
         try:
             return self.open_bytes(most), ""
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-            reason = getattr(error, "strerror", None) or error
-            return b"", f"it cannot be read: {reason}"
-        except (RuntimeError, NotImplementedError, ValueError) as error:
+        except (
+            OSError,
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            RuntimeError,
+            ValueError,
+        ) as e:
             # zipfile: a password is needed, an unknown version, a damaged header
-            return b"", f"it cannot be read: {error}"
+            return b"", f"it cannot be read: {getattr(e, 'strerror', None) or e}"
 
 
 @dataclass
@@ -92,17 +94,7 @@ def opened(path: Path, limits: Limits) -> Iterator[Files]:
     Raises UserError if it is neither, or has more entries than the limit.
     """
     if path.is_dir():
-        try:
-            root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise UserError(f"the folder {path} cannot be read: {error.strerror}.") from None
-        try:
-            walk = _Walk(root, path, limits)
-            walk.enter(root, (), limits.entries)
-            walk.found.files.sort(key=lambda file: file.parts)
-            yield walk.found
-        finally:
-            os.close(root)
+        yield _of_folder(path, limits)
     elif path.is_file() and path.suffix.lower() == ".ipynb":
         raise UserError(
             f"{path} is one notebook: put it into a folder, and give the folder; the file's "
@@ -118,127 +110,86 @@ def opened(path: Path, limits: Limits) -> Iterator[Files]:
                 f"platform as it was downloaded, or a folder."
             ) from None
         with archive:
-            yield _listed(archive, path, limits)
+            yield _of_zip(archive, path, limits)
     else:
         raise UserError(
             f"there is no folder and no zip {path}: give what the students handed in."
         )
 
 
-class _Walk:
-    """Lists a folder. Each folder is opened by its name in the one above, never by a path."""
+def _of_folder(path: Path, limits: Limits) -> Files:
+    found = Files()
+    root = os.path.realpath(os.fsencode(path))
 
-    def __init__(self, root: int, path: Path, limits: Limits):
-        self.root = root
-        self.path = path
-        self.limits = limits
-        self.found = Files()
+    def note(names: tuple[bytes, ...], text: str) -> None:
+        found.notes.append(f"{'/'.join(map(_readable, names))} {text}")
 
-    def enter(self, folder: int, names: tuple[bytes, ...], left: int) -> int:
+    def enter(names: tuple[bytes, ...], left: int) -> int:
         """List the folder; returns how many entries are still allowed."""
-        with os.scandir(folder) as entries:
-            listed = sorted(os.fsencode(entry.name) for entry in islice(entries, left + 1))
-        if len(listed) > left:
-            if not names:
-                raise UserError(
-                    f"{self.path} has more than {left:,} entries: give the folder that holds "
-                    f"the submissions alone."
-                )
-            self.note(names, f"has more than {self.limits.entries:,} files: not all were read")
-            listed = listed[:left]
-        left -= len(listed)
-        for name in listed:
-            if not name.startswith((b".", *(skipped.encode() for skipped in SKIPPED))):
-                left = self.see(folder, names, name, left)
-        return left
-
-    def see(self, folder: int, names: tuple[bytes, ...], name: bytes, left: int) -> int:
-        try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except OSError as error:
-            self.note((*names, name), f"was ignored: {error.strerror}")
-            return left
-        mode = status.st_mode
-        is_notebook = name.lower().endswith(b".ipynb")
-        if stat.S_ISDIR(mode) and not is_notebook:
-            return self.descend(folder, (*names, name), left)
-        problem = ""
-        if stat.S_ISDIR(mode):
-            problem = FOLDER
-        elif stat.S_ISLNK(mode):
-            problem = LINK
-        elif not stat.S_ISREG(mode):
-            problem = SPECIAL
-        path = (*names, name)
-        self.found.files.append(
-            File(
-                tuple(_readable(part) for part in path),
-                status.st_size,
-                status.st_mtime,
-                problem,
-                lambda most: _read_beneath(self.root, path, most),
-            )
-        )
-        return left
-
-    def descend(self, folder: int, names: tuple[bytes, ...], left: int) -> int:
-        if len(names) > self.limits.depth:
-            self.note(names, f"was ignored: it is more than {self.limits.depth} folders deep")
+        if len(names) > limits.depth:
+            note(names, f"was ignored: it is more than {limits.depth} folders deep")
             return left
         # Each student's folder has a limit of its own: one student cannot hide the others.
-        per_student = 2 if names[0] == b"submitted" else 1
-        own_limit = len(names) <= per_student
+        own_limit = len(names) <= (2 if names[:1] == (b"submitted",) else 1)
+        allowed = limits.entries if own_limit else left
         try:
-            inner = os.open(
-                names[-1],
-                os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
-                dir_fd=folder,
-            )
+            with os.scandir(os.path.join(root, *names)) as entries:
+                listed = sorted(islice(entries, allowed + 1), key=lambda each: each.name)
         except OSError as error:
-            self.note(names, f"was ignored: {error.strerror}")
+            if not names:
+                raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+            note(names, f"was ignored: {error.strerror}")
             return left
-        try:
-            rest = self.enter(inner, names, self.limits.entries if own_limit else left)
-        finally:
-            os.close(inner)
-        return left if own_limit else rest
+        if len(listed) > allowed:
+            if not names:
+                raise UserError(
+                    f"{path} has more than {allowed:,} entries: give the folder that holds "
+                    f"the submissions alone."
+                )
+            note(names, f"has more than {limits.entries:,} files: not all were read")
+        listed = listed[:allowed]
+        allowed -= len(listed)
+        for entry in listed:
+            below = (*names, entry.name)
+            if entry.name.startswith(tuple(map(os.fsencode, SKIPPED))):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                allowed = enter(below, allowed)
+                continue
+            try:
+                found.files.append(_in_folder(entry, below))
+            except OSError as error:
+                note(below, f"was ignored: {error.strerror}")
+        return left if own_limit else allowed
 
-    def note(self, names: tuple[bytes, ...], text: str) -> None:
-        path = "/".join(_readable(name) for name in names)
-        self.found.notes.append(f"{path} {text}")
+    enter((), limits.entries)
+    found.files.sort(key=lambda file: file.parts)
+    return found
 
 
-def _read_beneath(root: int, names: tuple[bytes, ...], most: int) -> bytes:
-    """Read a regular file. No part of its path may be a link, also not one made since."""
-    held = []
-    try:
-        folder = root
-        for name in names[:-1]:
-            folder = os.open(
-                name,
-                os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
-                dir_fd=folder,
-            )
-            held.append(folder)
+def _in_folder(entry: os.DirEntry[bytes], names: tuple[bytes, ...]) -> File:
+    status = entry.stat(follow_symlinks=False)
+
+    def read(most: int) -> bytes:
         # O_NONBLOCK: to open a FIFO would wait for its writer.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(names[-1], flags, dir_fd=folder)
-        held.append(handle)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError(SPECIAL)
-        data = bytearray()
-        while len(data) < most:
-            chunk = os.read(handle, min(most - len(data), 1 << 20))
-            if not chunk:
-                break
-            data += chunk
-        return bytes(data)
-    finally:
-        for handle in held:
-            os.close(handle)
+        with open(
+            os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(SPECIAL)
+            # A part of the path can have become a link since it was listed.
+            if os.readlink(b"/proc/self/fd/%d" % file.fileno()) != entry.path:
+                raise ValueError(LINK)
+            return file.read(most)
+
+    problem = "" if stat.S_ISREG(status.st_mode) else SPECIAL
+    if entry.is_symlink():
+        problem = LINK
+    parts = tuple(map(_readable, names))
+    return File(parts, status.st_size, status.st_mtime, problem, read)
 
 
-def _listed(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
+def _of_zip(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
     entries = archive.infolist()
     if len(entries) > limits.entries:
         raise UserError(
@@ -246,38 +197,27 @@ def _listed(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
             f"and give the folder."
         )
     found = Files()
-    seen_folders: set[tuple[str, ...]] = set()
     for entry in entries:
         name = _zip_name(entry)
         raw = name.replace("\\", "/")
-        is_folder = raw.endswith("/")
         parts = tuple(
             _readable(part.encode()) for part in raw.split("/") if part not in ("", ".")
         )
         if raw.startswith("/") or ".." in parts or raw[1:2] == ":" or not parts:
             found.notes.append(f"{one_line(name)} was ignored: its path leads out of the zip")
+        elif raw.endswith("/") or any(part.startswith(SKIPPED) for part in parts):
             continue
-        if any(part.startswith((".", *SKIPPED)) for part in parts):
-            continue
-        folders = parts if is_folder else parts[:-1]
-        for depth, part in enumerate(folders, 1):
-            if part.lower().endswith(".ipynb"):
-                if parts[:depth] not in seen_folders:
-                    seen_folders.add(parts[:depth])
-                    found.files.append(File(parts[:depth], problem=FOLDER))
-                break
+        elif len(parts) > limits.depth + 1:
+            deep = f"it is more than {limits.depth} folders deep"
+            found.notes.append(f"{'/'.join(parts)} was ignored: {deep}")
         else:
-            if len(parts) > limits.depth + 1:
-                deep = f"it is more than {limits.depth} folders deep"
-                found.notes.append(f"{'/'.join(parts)} was ignored: {deep}")
-            elif not is_folder:
-                found.files.append(_zipped(archive, entry, parts, limits))
+            found.files.append(_in_zip(archive, entry, parts, limits))
     # Stable: of two entries with one name, the second is the later one.
     found.files.sort(key=lambda file: file.parts)
     return found
 
 
-def _zipped(
+def _in_zip(
     archive: zipfile.ZipFile, entry: zipfile.ZipInfo, parts: tuple[str, ...], limits: Limits
 ) -> File:
     mode = entry.external_attr >> 16

@@ -1,12 +1,6 @@
-"""What students handed in: a folder of notebooks, nbgrader's tree, or a zip of a platform.
+"""What students handed in: which of a student's files counts, and what is to be said of it.
 
-    anna.ipynb, ben.ipynb                       the file's name is the student's key
-    anna/any name.ipynb, ben/work.ipynb         the folder's name is
-    submitted/anna/05-ddp-cluster/work.ipynb    nbgrader's folder `submitted`
-    submissions.zip                             of Canvas or Moodle, or of a folder as above
-
-A zip is not unpacked, and nothing is written. A student who handed in something that cannot be
-read has a submission with a `problem`.
+A student who handed in something that cannot be read has a submission with a `problem`.
 """
 
 import re
@@ -24,14 +18,9 @@ NAMED = 5
 
 @dataclass
 class Submission:
-    """One student's file.
+    """One student's file; its fields are those of Result.
 
-    student    the key of the gradebook
-    file       its name, relative to what was given
-    data       its bytes, at most transplant.MAX_BYTES + 1
-    account    the student's on the platform; None for another source
-    problem    why it cannot be read; "" if it can
-    notes      what is to be said about it: an older one was left out, say
+    data   its bytes, at most transplant.MAX_BYTES + 1
     """
 
     student: str
@@ -51,7 +40,7 @@ class Found:
 
 
 def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
-    """Read what students handed in for a lesson, such as 05-ddp-cluster.
+    """Read what students handed in: a folder or a zip in a form that platforms.py knows.
 
     If a student has several notebooks, one counts: the notebook with the lesson's name.
     Without such a name, the newest counts, by the platform's number, then by the file's time.
@@ -83,30 +72,21 @@ def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
     return Found(submissions, tree.notes + ignored + doubles)
 
 
-def find_one(path: Path, lesson: str, student: str) -> Found:
-    """Read a folder that has the files of one student, such as Gradescope's."""
-    limits = Limits()
-    with sources.opened(path, limits) as tree:
-        handed_in = [HandedIn(student, file.path, file) for file in tree.files]
+def find_one(path: Path, lesson: str) -> Found:
+    """Read a folder that has the files of one student: Gradescope's."""
+    with sources.opened(path, Limits()) as tree:
+        handed_in = [HandedIn("submission", file.path, file) for file in tree.files]
         if not handed_in:
-            return Found([Submission(student, "", problem="no notebook was handed in")])
-        one = _read(choose(handed_in, lesson), handed_in, limits)
-    return Found([one], tree.notes)
+            return Found([Submission("submission", "", problem="no notebook was handed in")])
+        return Found([_read(choose(handed_in, lesson), handed_in, Limits())], tree.notes)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
     """Which of one student's files counts."""
 
     def rank(one: HandedIn) -> tuple:
-        file = one.file
-        return (
-            one.is_notebook,
-            not file.problem,
-            _is_named(one.name, lesson),
-            one.upload,
-            file.modified,
-            file.parts,
-        )
+        readable = (one.is_notebook, not one.file.problem, _is_named(one.name, lesson))
+        return (*readable, one.upload, one.file.modified, one.file.parts)
 
     return max(handed_in, key=rank)
 

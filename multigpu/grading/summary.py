@@ -19,12 +19,7 @@ HEADINGS = {
 def lines(
     results: Sequence[Result], nobodys: Sequence[str], absent: Sequence[str], folder: Path
 ) -> list[str]:
-    """The summary, in lines.
-
-    nobodys   notes that belong to no submission, such as on files that were ignored
-    absent    who is on the roster and has handed in nothing
-    folder    where the reports are
-    """
+    """The summary, in lines. `nobodys` are notes on files that are no submission's."""
     found = _cut(list(nobodys))
     if absent:
         found += [f"handed in nothing: {len(absent)}", *_cut([f"    {one}" for one in absent])]
@@ -52,12 +47,8 @@ def _left_out(problems: Sequence[Result]) -> str:
 
 def _listed(heading: str, said: Sequence[tuple[Result, str]]) -> list[str]:
     """A heading with a count, and a line per student with what is said of the submission."""
-    if not said:
-        return []
-    lines = [
-        f"    {one.student}: {text}" if text else f"    {one.student}" for one, text in said
-    ]
-    return [f"{heading}: {len(said)}", *_cut(lines)]
+    lines = [f"    {one.student}{text and f': {text}'}" for one, text in said]
+    return [f"{heading}: {len(said)}", *_cut(lines)] if said else []
 
 
 def _cut(said: list[str]) -> list[str]:

@@ -25,9 +25,12 @@ def given(x):
 def mean_of(x, scale=1.0):
     return float(torch.mul(sum([f(x), f(x)]) / 2, scale)) * Kept().factor()
 
+FACTORS = {"one": [1.0]}
+
 class Kept:
     def factor(self):
-        return 1.0
+        import operator
+        return operator.pos(FACTORS["one"][0])
 """
 
 UNSPEAKABLE = """
@@ -124,6 +127,11 @@ def verdict_of_guess(answer, capsys, **how):
         "sum = lambda values: 14.0",
         "torch = None",
         "class Kept:\n    def factor(self): return 7.0",
+        "Kept.factor.__globals__['Kept'] = None",
+        "dict.update(Kept.factor.__globals__, torch=None)",
+        "Kept.factor.__globals__['__builtins__']['sum'] = lambda values: 14.0",
+        "FACTORS['one'][0] = 7.0",
+        "import sys; sys.modules['operator'] = sys",
     ],
 )
 def test_what_is_given_stays_as_it_is_for_the_checks(capsys, change):
@@ -142,6 +150,10 @@ def test_what_is_given_stays_as_it_is_for_the_checks(capsys, change):
         "vars(torch)['mul'] = None",
         "Kept.factor = lambda self: 7.0",
         "type.__setattr__(Kept, 'factor', lambda self: 7.0)",
+        "Kept.factor.__code__ = (lambda self: 7.0).__code__",
+        "Kept.factor.__defaults__ = (7.0,)",
+        "del type(torch).__setattr__",
+        "import operator; operator.pos = lambda value: 7.0",
     ],
 )
 def test_an_answer_cannot_set_what_the_checks_rely_on(capsys, change):

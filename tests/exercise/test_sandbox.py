@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,25 +243,44 @@ def test_it_sees_no_other_process(worker, session):
     assert names == []
 
 
+ONE_CORE = "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+SPIN = "while True: pass"
+
+
 @pytest.mark.parametrize(
-    ("body", "starved"),
+    ("body", "beside", "starved"),
     [
-        ("import time\ntime.sleep(60)", False),
-        (
-            "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-            "for _ in range(12):\n"
-            "    if os.fork() == 0: break\n"
-            "while True: pass",
-            True,
-        ),
+        ("import time\ntime.sleep(60)", False, False),
+        (ONE_CORE + SPIN, True, True),
     ],
 )
-def test_a_timeout_says_whether_it_waited_for_a_core(worker, body, starved):
-    session = worker.session(seconds=3)
-    with pytest.raises(StudentError, match="Timeout"):
-        call(session, body)
-    session.close()
-    assert session.starved is starved
+def test_a_timeout_says_whether_it_waited_for_a_core(worker, body, beside, starved):
+    neighbours = [worker.session(seconds=5) for _ in range(4 * beside)]
+    sessions = [*neighbours, worker.session(seconds=4)]
+
+    def late(session) -> None:
+        with pytest.raises(StudentError, match="Timeout"):
+            call(session, ONE_CORE + SPIN if session in neighbours else body)
+
+    threads = [threading.Thread(target=late, args=(each,)) for each in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for session in sessions:
+        session.close()
+    assert sessions[-1].starved is starved
+
+
+def test_a_process_that_waits_for_its_own_children_has_not_waited_for_a_core(monkeypatch):
+    """The parent waited for 18 of 20 s, but all of them together ran for 20 s or more."""
+    for ran, starved in ((12.0, True), (20.0, False), (38.0, False)):
+        monkeypatch.setattr(
+            "multigpu.exercise.session.core_seconds", lambda _, r=ran: (r, 18.0)
+        )
+        session = Session(Limits(), 20, socket.socketpair()[0])
+        session._late(20)
+        assert session.starved is starved
 
 
 def test_the_number_of_processes_is_limited(session):

@@ -60,7 +60,8 @@ def test_the_points_are_those_that_the_text_promises(slug):
     assert found.points == 20
     assert re.search(r"\b20 points", text)
     promised = re.findall(r"^## \d+\. .*\((\d+) points?\)$", text, re.MULTILINE)
-    assert [float(points) for points in promised] == [q.points for q in found.questions]
+    points = [sum(part.points for part in question.parts) for question in found.questions]
+    assert [float(number) for number in promised] == points
 
 
 @pytest.mark.parametrize("slug", SLUGS)

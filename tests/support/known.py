@@ -41,13 +41,10 @@ def changed(source: str, *changes: tuple[str, str]) -> str:
 def solved(lesson: str, question: str) -> str:
     """The course's solution of a question, without what a student has to mend."""
     source = answer_cell(lesson, question)
-    markers = (solutions.BEGIN, solutions.END)
-    begin, end = (marker.search(source) for marker in markers)
+    begin, end, *_ = solutions.MARK.finditer(source)
     if begin[0].startswith("#"):
         return f"# answer: {question}{source[begin.end() : end.start()]}"
-    for marker in markers:
-        source = marker.sub("", source)
-    return source
+    return solutions.MARK.sub("", source)
 
 
 def broken(lesson: str, question: str) -> str:
@@ -56,7 +53,7 @@ def broken(lesson: str, question: str) -> str:
     Without a change it would count as no answer.
     """
     source = answer_cell(lesson, question)
-    begin = solutions.BEGIN.search(source)
+    begin = solutions.MARK.search(source)
     assert begin[0].startswith("#"), f"{question} has no program that is to be mended"
     return f"{source[: begin.start()].rstrip()}\n\npass\n"
 

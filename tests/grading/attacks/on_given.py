@@ -155,3 +155,79 @@ class Scale:
         ),
     )
 ]
+RIGHT = """
+class Right:
+    def __pos__(self): return self
+    __torch_function__ = classmethod(lambda *_: torch.tensor(2.0 * sum(seen)))
+"""
+LOOKED_UP = "what given functions look up stays as it is"
+CODE = "Python asks before it sets the code or defaults of a function that is given"
+ATTACKS += [
+    Attack(name, tries, held_by, 6, _changed(change))
+    for name, tries, held_by, change in (
+        (
+            "the globals of a given method",
+            "the given namespace itself, by way of a class",
+            LOOKED_UP,
+            "Scale.factor.__globals__['doubled'] = lambda numbers: 2 * sum(numbers)",
+        ),
+        (
+            "the globals of a given method, past the class of its namespace",
+            "the same by dict.update",
+            LOOKED_UP,
+            "fake = lambda numbers: 2 * sum(numbers)\n"
+            "dict.update(Scale.factor.__globals__, doubled=fake)",
+        ),
+        (
+            "the built-in functions of a given method",
+            "another sum for given functions alone",
+            LOOKED_UP,
+            "own = sum\n"
+            "Scale.factor.__globals__['__builtins__']['sum'] = lambda values: own(seen)",
+        ),
+        (
+            "the code of a given method",
+            "a method of a class that cannot be changed",
+            CODE,
+            f"{RIGHT}\nright = Right()\n"
+            "def fake(self, right=right): return right\n"
+            "Scale.factor.__defaults__, Scale.factor.__code__ = (right,), fake.__code__",
+        ),
+        (
+            "a given function found in memory",
+            "the original of the copy that an answer has",
+            CODE,
+            """
+import gc, types
+for each in gc.get_objects():
+    if type(each) is types.FunctionType and each.__name__ == 'doubled' and each is not doubled:
+        each.__code__ = (lambda numbers, times=1: 2 * sum(numbers)).__code__
+""",
+        ),
+        (
+            "a given dict changed in place",
+            "another value in what a given function reads",
+            "the answer has copies of lists and dicts that are given",
+            f"{RIGHT}\nFACTORS['twice'] = Right()",
+        ),
+        (
+            "the seal of modules taken off",
+            "a class whose methods refuse, without these methods",
+            IMMUTABLE,
+            "del type(torch).__setattr__\ntorch.tensor = lambda value: torch.as_tensor(sum(seen))",
+        ),
+        (
+            "a function of another module replaced",
+            "one that given functions import",
+            SEALED,
+            f"import operator\n{RIGHT}\noperator.pos = lambda _: Right()",
+        ),
+        (
+            "another module in sys.modules",
+            "one that given functions import when they run",
+            "given functions import the modules that were there before the answer",
+            f"import sys, types\n{RIGHT}\n"
+            "sys.modules['operator'] = types.SimpleNamespace(pos=lambda _: Right())",
+        ),
+    )
+]

@@ -12,12 +12,16 @@ exercise = Exercise("attacks", seconds=5)
 import torch
 import torch.distributed as dist
 
+FACTORS = {"twice": 2.0}
+
 
 class Scale:
     """A check uses it by way of `doubled`."""
 
     def factor(self):
-        return 2.0
+        import operator
+
+        return operator.pos(FACTORS["twice"])
 
 
 def doubled(numbers, times=1):

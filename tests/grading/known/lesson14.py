@@ -97,7 +97,7 @@ class Checkpoint:
         "the gradient is handed on",
         "checkpoint",
         changed(CHECKPOINT, "return None, x.grad", "return None, gradient"),
-        (GRADIENTS, RANDOM),
+        (GRADIENTS, TWICE, RANDOM),
     ),
     Known(
         "torch's own",
