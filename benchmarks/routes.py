@@ -248,20 +248,21 @@ NO_ROUTES = (
 )
 
 
-# The routes of the GPT: the ranks, and the script with its flags.
+TENSOR_PARALLEL = "lessons/16-tensor-parallel/tensor_parallel.py"
+# The routes of the GPT: the ranks, and the program with its flags.
 GPT_ROUTES = {
-    "GPT, one GPU": (1, "PT_GPT_Memory"),
-    "GPT, checkpointing by hand": (1, "PT_GPT_Memory --checkpointing hand"),
-    "GPT, ZeRO-1 by hand": (2, "PT_GPT_FSDP --shard 1"),
-    "GPT, ZeRO-2 by hand": (2, "PT_GPT_FSDP --shard 2"),
-    "GPT, ZeRO-3 by hand": (2, "PT_GPT_FSDP --shard 3"),
-    "GPT, fully_shard": (2, "PT_GPT_FSDP"),
-    "GPT, HSDP": (4, "PT_GPT_FSDP --group 2"),
-    "GPT, tensor parallel by hand": (2, "PT_GPT_TensorParallel --way tensor"),
-    "GPT, sequence parallel by hand": (2, "PT_GPT_TensorParallel --way sequence"),
-    "GPT, parallelize_module": (2, "PT_GPT_TensorParallel --way torch"),
-    "GPT, stages × FSDP × tensor": (8, "PT_GPT_Mesh --mesh 2 1 2 2"),
-    "GPT, ring attention": (2, "PT_GPT_ContextExperts"),
+    "GPT, one GPU": (1, "scripts/PT_GPT_Memory.py"),
+    "GPT, checkpointing by hand": (1, "scripts/PT_GPT_Memory.py --checkpointing hand"),
+    "GPT, ZeRO-1 by hand": (2, "lessons/15-fsdp/zero.py --stage 1"),
+    "GPT, ZeRO-2 by hand": (2, "lessons/15-fsdp/zero.py --stage 2"),
+    "GPT, ZeRO-3 by hand": (2, "lessons/15-fsdp/zero.py --stage 3"),
+    "GPT, fully_shard": (2, "scripts/PT_GPT_FSDP.py"),
+    "GPT, HSDP": (4, "scripts/PT_GPT_FSDP.py --group 2"),
+    "GPT, tensor parallel by hand": (2, f"{TENSOR_PARALLEL} --way tensor"),
+    "GPT, sequence parallel by hand": (2, f"{TENSOR_PARALLEL} --way sequence"),
+    "GPT, parallelize_module": (2, "scripts/PT_GPT_TensorParallel.py"),
+    "GPT, stages × FSDP × tensor": (8, "scripts/PT_GPT_Mesh.py --mesh 2 1 2 2"),
+    "GPT, ring attention": (2, "scripts/PT_GPT_ContextExperts.py"),
 }
 
 
@@ -410,18 +411,16 @@ def gpt_rows() -> list[str]:
     for name, (ranks, words) in GPT_ROUTES.items():
         launcher = [*TORCHRUN[:-1], f"--nproc-per-node={ranks}"] if ranks > 1 else []
         with tempfile.TemporaryDirectory() as out:
-            stem, *flags = words.split()
-            script = ROOT / "scripts" / f"{stem}.py"
+            script, *flags = words.split()
             subprocess.run(
-                [sys.executable, *launcher, script, *flags, "--out", out],
+                [sys.executable, *launcher, ROOT / script, *flags, "--out", out],
                 check=True,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             )
             loss = json.loads((Path(out) / "metrics.json").read_text())["loss"]
         program = "python" if ranks == 1 else f"torchrun --nproc-per-node={ranks}"
-        command = " ".join([program, f"scripts/{stem}.py", *flags])
-        rows.append(f"| {name} | {ranks} | {loss:.4f} | `{command}` |")
+        rows.append(f"| {name} | {ranks} | {loss:.4f} | `{program} {words}` |")
     return rows
 
 

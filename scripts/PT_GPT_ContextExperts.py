@@ -1,9 +1,9 @@
-"""Lesson 19: a small GPT whose ranks share each sequence, or the experts of its MLPs.
+"""Lesson 19: a small GPT whose ranks share each sequence, by ring attention.
 
-    torchrun --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py                 ring attention
-    torchrun --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py --parallel experts
-    sbatch slurm/PT_GPT_ContextExperts.slurm                                     on a cluster
+    torchrun --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py
+    sbatch slurm/PT_GPT_ContextExperts.slurm                        on a cluster
 On GPUs, else on the CPU. Needs torch and scikit-learn. To begin your own work, copy this file.
+Its experts are in lessons/19-context-experts/experts.py.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 
 # Design the model
@@ -145,53 +144,6 @@ class RingAttention(torch.autograd.Function):
         return dq, *dkv, None
 
 
-# Share the experts
-class AllToAll(torch.autograd.Function):
-    """The r-th part of the first dimension goes to rank r; rank r's for this rank comes."""
-
-    @staticmethod
-    def forward(ctx, parts):
-        came = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(came, parts.contiguous())
-        return came
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return AllToAll.apply(gradient)
-
-
-class Experts(nn.Module):
-    """MLPs, of which a token goes to one; a row's tokens beyond its capacity go to none."""
-
-    def __init__(self, hidden, experts, capacity, mesh):
-        super().__init__()
-        self.ranks, self.experts, self.capacity = mesh.size(), experts, capacity
-        self.router = nn.Linear(hidden, experts, bias=False)
-        up, down = torch.randn(2, experts, hidden, 4 * hidden) / math.sqrt(hidden)
-        for name, whole in (("up", up), ("down", down.mT / 2)):  # this rank's experts alone
-            part = whole.chunk(self.ranks)[mesh.get_local_rank()].clone()
-            part = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
-            self.register_parameter(name, nn.Parameter(part))
-
-    def forward(self, x):
-        chances = self.router(x).softmax(-1)
-        chance, expert = chances.max(-1, keepdim=True)
-        chosen = F.one_hot(expert.squeeze(-1), self.experts)  # rows, tokens, experts
-        # Of each row, so that the ranks' mean is one rank's: 1 if all experts get as many.
-        self.balance = self.experts * (chosen.to(x).mean(1) * chances.mean(1)).sum(-1).mean()
-        places = math.ceil(self.capacity * x.shape[1] / self.experts)
-        queue = (chosen.cumsum(1) * chosen).sum(-1)[..., None, None] - 1
-        at = queue == torch.arange(places, device=x.device)  # no place: dropped
-        slots = (chosen[..., None] * at).to(x)  # rows, tokens, experts, places
-        self.load, self.dropped = chosen.sum((0, 1)), 1 - slots.sum() / x[..., 0].numel()
-        sent = torch.einsum("rtep,rth->erph", slots, x)
-        came = AllToAll.apply(sent).unflatten(0, (self.ranks, -1)).transpose(0, 1)
-        up, down = self.up.to_local(), self.down.to_local()
-        done = F.gelu(came.flatten(1, 3) @ up) @ down
-        back = done.view(came.shape).transpose(0, 1).flatten(0, 1)
-        return chance * torch.einsum("rtep,erph->rth", slots, AllToAll.apply(back))
-
-
 # Read in the data
 def read_tokens(path=None):
     """(n, 65): a digit's label as 17 to 26, then its 64 pixels as grey levels from 0 to 16."""
@@ -204,15 +156,13 @@ def read_tokens(path=None):
 
 
 # Train
-def train_step(model, optimizer, tokens, places, balance=0.0):
+def train_step(model, optimizer, tokens, places):
     """Learn to predict the tokens after `places`. Returns the mean loss of this rank's."""
     logits = model(tokens[:, places], places)
     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, places + 1].flatten())
-    unequal = [block.mlp.balance for block in model.blocks if hasattr(block.mlp, "balance")]
-    (loss + balance * sum(unequal)).backward()
+    loss.backward()
     for weight in model.parameters():
-        if not isinstance(weight, DTensor):  # an expert's has come from all ranks' tokens
-            dist.all_reduce(weight.grad)
+        dist.all_reduce(weight.grad)
         weight.grad /= dist.get_world_size()
     optimizer.step()
     optimizer.zero_grad()
@@ -220,12 +170,12 @@ def train_step(model, optimizer, tokens, places, balance=0.0):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Train a GPT: long sequences, or experts.")
+    parser = argparse.ArgumentParser(
+        description="Train a GPT whose sequences the ranks share."
+    )
     sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
-    sizes |= dict(tokens=64, experts=8, capacity=1.25, balance=0.01)
-    for name, default in sizes.items():
+    for name, default in (sizes | dict(tokens=64)).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
-    parser.add_argument("--parallel", choices=["context", "experts"], default="context")
     parser.add_argument("--order", choices=["zigzag", "plain"], default="zigzag")
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_ContextExperts"))
@@ -235,16 +185,13 @@ def main():
         os.environ.setdefault(name, str(value))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     owned = chunks(args.order, ranks)
-    if min(args.epochs, args.batch_size, args.layers, args.heads, args.experts) < 1:
+    parts = ranks * len(owned[0])  # of a sequence
+    if min(args.epochs, args.batch_size, args.layers, args.heads) < 1:
         parser.error("sizes are from 1 up")
-    if args.capacity <= 0:
-        parser.error("--capacity is above 0: an expert without places drops all tokens")
     if args.hidden % args.heads or not 1 <= args.tokens <= 64:
         parser.error("--hidden is a multiple of --heads, and --tokens from 1 to 64")
-    if args.parallel == "context" and args.tokens % (ranks * len(owned[0])):
-        parser.error(f"--tokens is a multiple of {ranks * len(owned[0])}, the ring's chunks")
-    if args.parallel == "experts" and (args.experts % ranks or args.batch_size % ranks):
-        parser.error(f"--experts and --batch-size are multiples of {ranks}, the ranks")
+    if args.tokens % parts:
+        parser.error(f"--tokens is a multiple of {parts}, the ring's chunks")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -257,36 +204,25 @@ def main():
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    mesh = init_device_mesh(kind, (ranks,))
     torch.manual_seed(args.seed)
-    places, mine, ways = torch.arange(args.tokens), slice(rank, None, ranks), (attend, mlp)
-    if args.parallel == "context":  # all rows, this rank's chunks of each
-        parts = places.chunk(ranks * len(owned[0]))
-        places, mine = torch.cat([parts[chunk] for chunk in owned[rank]]), slice(None)
-        ways = (lambda q, k, v: RingAttention.apply(q, k, v, owned), mlp)
-    else:
-        ways = (attend, lambda hidden: Experts(hidden, args.experts, args.capacity, mesh))
-    model = GPT(args.layers, args.hidden, args.heads, *ways, args.tokens).to(kind)
-    train, places = train.to(kind), places.to(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=False)
+    sizes = (args.layers, args.hidden, args.heads)
+    model = GPT(*sizes, lambda *qkv: RingAttention.apply(*qkv, owned), mlp, args.tokens)
+    model, train = model.to(kind), train.to(kind)
+    each = torch.arange(args.tokens, device=kind).chunk(parts)
+    places = torch.cat([each[chunk] for chunk in owned[rank]])  # this rank's, of all rows
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr)
 
     for epoch in range(args.epochs):
         order = torch.Generator().manual_seed(args.seed + epoch)
         batches = torch.randperm(len(train), generator=order).split(args.batch_size)
         batches = batches[: len(train) // args.batch_size]
-        losses = [
-            train_step(model, optimizer, train[rows[mine]], places, args.balance)
-            for rows in batches
-        ]
+        losses = [train_step(model, optimizer, train[rows], places) for rows in batches]
         loss = torch.stack(losses).mean() / ranks
         dist.all_reduce(loss)
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
-    weights = model.state_dict()
-    for name, weight in weights.items():
-        weights[name] = (weight.full_tensor() if isinstance(weight, DTensor) else weight).cpu()
     if rank == 0:
-        torch.save(weights, args.out / "model.pt")
+        torch.save(model.cpu().state_dict(), args.out / "model.pt")
         (args.out / "metrics.json").write_text(json.dumps({"loss": loss.item()}))
     dist.destroy_process_group()
 

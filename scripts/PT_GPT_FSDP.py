@@ -1,8 +1,7 @@
 """Lesson 15: a small GPT whose weights, gradients and optimizer state the ranks share.
 
-    torchrun --nproc-per-node=2 scripts/PT_GPT_FSDP.py                by torch's fully_shard
-    torchrun --nproc-per-node=2 scripts/PT_GPT_FSDP.py --shard 3      by hand: ZeRO-1, 2 or 3
-    sbatch slurm/PT_GPT_FSDP.slurm                                    on a cluster
+    torchrun --nproc-per-node=2 scripts/PT_GPT_FSDP.py
+    sbatch slurm/PT_GPT_FSDP.slurm                        on a cluster
 On GPUs, else on the CPU. Needs torch and scikit-learn. To begin your own work, copy this file.
 """
 
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.distributed.tensor import DTensor, init_device_mesh
 
 
 # Design the model
@@ -58,81 +57,12 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-# Share by hand
-class Zero1:
-    """Each rank has AdamW's state for its part of each weight, and updates this part."""
-
-    def __init__(self, model, lr, mesh):
-        self.mesh, self.ranks = mesh, mesh.size()
-        self.parts = {weight: nn.Parameter(self.own(weight)) for weight in model.parameters()}
-        self.optimizer = torch.optim.AdamW(self.parts.values(), lr)
-        self.zero_grad = self.optimizer.zero_grad
-
-    def own(self, weight):  # a view: what AdamW changes in it changes the weight
-        return self.named(weight.data.view(-1).chunk(self.ranks)[self.mesh.get_local_rank()])
-
-    def named(self, part):  # a DTensor says of which whole it is a part
-        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False)
-
-    def reduce(self, weight):
-        mean = weight.new_empty(weight.numel() // self.ranks)
-        dist.reduce_scatter(mean, [*weight.grad.div_(self.ranks).view(-1).chunk(self.ranks)])
-        self.parts[weight].grad, weight.grad = self.named(mean), None
-
-    def gather(self, weight):
-        part = self.parts[weight].data.to_local()
-        dist.all_gather([*weight.data.view(-1).chunk(self.ranks)], part)
-
-    def step(self):
-        for weight in self.parts:
-            if weight.grad is not None:
-                self.reduce(weight)
-        self.optimizer.step()
-        for weight in self.parts:
-            self.gather(weight)
-
-
-class Zero2(Zero1):
-    """Gradients are shared, too: backward reduces each one as soon as it is there."""
-
-    def __init__(self, model, lr, mesh):
-        super().__init__(model, lr, mesh)
-        for weight in self.parts:
-            weight.register_post_accumulate_grad_hook(self.reduce)
-
-
-class Zero3(Zero2):
-    """Weights are shared, too: a block's are whole in its forward and its backward alone."""
-
-    def __init__(self, model, lr, mesh):
-        super().__init__(model, lr, mesh)
-        others = nn.ModuleList([model.words, model.places, model.norm, model.head])
-        model.register_forward_pre_hook(lambda *_: self.whole(others))
-        for block in model.blocks:
-            block.register_forward_pre_hook(self.whole)
-            block.register_forward_hook(self.free)
-            block.register_full_backward_pre_hook(self.whole)
-
-    def whole(self, module, *_):
-        for weight in module.parameters():
-            weight.untyped_storage().resize_(weight.nbytes)
-            self.gather(weight)
-
-    def free(self, module, *_):
-        for weight in module.parameters():
-            weight.untyped_storage().resize_(0)
-
-    def own(self, weight):  # a copy: the weight goes
-        part = super().own(weight).clone()
-        weight.untyped_storage().resize_(0)
-        return part
-
-    def reduce(self, weight):  # backward needed the weight until now
-        super().reduce(weight)
-        weight.untyped_storage().resize_(0)
-
-    def step(self):
-        self.optimizer.step()
+# Share the weights
+def fsdp(model, lr, mesh, **options):
+    """Each rank keeps a part of each weight, its gradient and AdamW's state, as DTensors."""
+    for module in (*model.blocks, model):  # what is in no block comes last
+        fully_shard(module, mesh=mesh, **options)
+    return torch.optim.AdamW(model.parameters(), lr)
 
 
 # Read in the data
@@ -156,12 +86,11 @@ def train_step(model, optimizer, tokens):
     return loss.detach()
 
 
-def main():
+def main(share=fsdp):
     parser = argparse.ArgumentParser(description="Train a GPT that the ranks share.")
     sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
     for name, default in sizes.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
-    parser.add_argument("--shard", choices=["1", "2", "3", "fsdp"], default="fsdp")
     parser.add_argument("--group", type=int, help="HSDP: ranks that share a copy of the model")
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], default="fp32")
     parser.add_argument("--data", help="an .npz file (default: the digits)")
@@ -171,13 +100,13 @@ def main():
     for name, value in alone.items():
         os.environ.setdefault(name, str(value))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    group, half = args.group or ranks, args.precision == "bf16-mixed"
+    group = args.group or ranks
     if min(args.epochs, args.batch_size, args.layers, args.heads, group) < 1:
         parser.error("sizes are from 1 up")
     if args.hidden % args.heads or args.hidden % ranks or args.batch_size % ranks:
         parser.error("--hidden is a multiple of --heads, and it and --batch-size of the ranks")
-    if ranks % group or (args.shard != "fsdp" and (args.group or half)):
-        parser.error("--group divides the ranks; it and bf16-mixed are for --shard fsdp")
+    if ranks % group:
+        parser.error(f"--group divides the ranks, which are {ranks}")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -196,13 +125,10 @@ def main():
     if args.group:  # HSDP: each group of ranks shares a copy of the model
         names = ("copies", "parts")
         mesh = init_device_mesh(kind, (ranks // group, group), mesh_dim_names=names)
-    if args.shard == "fsdp":
-        policy = MixedPrecisionPolicy(*(torch.bfloat16, torch.float32) if half else ())
-        for module in (*model.blocks, model):  # what is in no block comes last
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-        optimizer = torch.optim.AdamW(model.parameters(), args.lr)
-    else:
-        optimizer = {"1": Zero1, "2": Zero2, "3": Zero3}[args.shard](model, args.lr, mesh)
+    options = {}
+    if args.precision == "bf16-mixed":
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    optimizer = share(model, args.lr, mesh, **options)
 
     for epoch in range(args.epochs):
         order = torch.Generator().manual_seed(args.seed + epoch)
@@ -213,11 +139,9 @@ def main():
         dist.all_reduce(loss)
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
-    if args.shard == "3":
-        optimizer.whole(model)
     weights = model.state_dict()
     for name, weight in weights.items():
-        weights[name] = (weight.full_tensor() if args.shard == "fsdp" else weight).cpu()
+        weights[name] = (weight.full_tensor() if isinstance(weight, DTensor) else weight).cpu()
     if rank == 0:
         torch.save(weights, args.out / "model.pt")
         (args.out / "metrics.json").write_text(json.dumps({"loss": loss.item()}))

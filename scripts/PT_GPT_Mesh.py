@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
@@ -89,8 +89,8 @@ class Stage(nn.Module):
 DIMENSIONS = ("stages", "copies", "shards", "tensor")  # neighbours in the last: within a node
 
 
-def divide(stage, mesh, half=False):
-    """Divide a stage's layers by tensor parallelism, then what is left by FSDP."""
+def divide(stage, mesh, **options):
+    """Divide a stage's layers by tensor parallelism, then what is left by fully_shard."""
     enter, leave = tp.ColwiseParallel, tp.RowwiseParallel
     plan = {f"blocks.*.{name}": enter() for name in ("qkv", "up")}
     plan |= {f"blocks.*.{name}": leave() for name in ("out", "down")}
@@ -98,13 +98,12 @@ def divide(stage, mesh, half=False):
         plan["head"] = enter(use_local_output=False)
     if mesh["tensor"].size() > 1:
         tp.parallelize_module(stage, mesh["tensor"], plan)
-    policy = MixedPrecisionPolicy(*(torch.bfloat16, torch.float32) if half else ())
     copies = mesh["copies"].size() > 1
-    settings = dict(mesh=mesh["copies", "shards"] if copies else mesh["shards"])
+    options["mesh"] = mesh["copies", "shards"] if copies else mesh["shards"]
     # With several stages, each micro-batch would gather the weights again.
-    settings |= dict(mp_policy=policy, reshard_after_forward=mesh["stages"].size() == 1)
+    options["reshard_after_forward"] = mesh["stages"].size() == 1
     for module in (*stage.blocks.values(), stage):
-        fully_shard(module, **settings)
+        fully_shard(module, **options)
 
 
 def mean_loss(logits, targets):
@@ -152,7 +151,7 @@ def main():
     for name, default in (sizes | dict(lr=0.006, seed=0)).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     parser.add_argument("--mesh", type=int, nargs=4, metavar=DIMENSIONS)
-    parser.add_argument("--load", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--load", help="go on from this checkpoint")
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_Mesh"))
     args = parser.parse_args()

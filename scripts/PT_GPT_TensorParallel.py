@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 # Design the model
@@ -58,94 +58,9 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-# Share the layers by hand
-class Exchange(torch.autograd.Function):
-    """ahead(x) in forward, back(gradient) in backward; None leaves the tensor as it is."""
-
-    @staticmethod
-    def forward(ctx, x, ahead, back):
-        ctx.back = back
-        return ahead(x) if ahead else x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.back(gradient) if ctx.back else gradient, None, None
-
-
-def add(x):
-    """All-reduce: the sum of all ranks' x."""
-    dist.all_reduce(total := x.clone(memory_format=torch.contiguous_format))
-    return total
-
-
-def own(x):
-    """This rank's part of the tokens."""
-    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
-
-
-def gather(x):
-    """All-gather: all tokens, of which each rank has a part."""
-    found = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, x.contiguous())
-    return torch.cat(found, 1)
-
-
-def add_own(x):
-    """Reduce-scatter: this rank's tokens of the sum of all ranks' x."""
-    parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), 1)]
-    dist.reduce_scatter(total := torch.empty_like(parts[0]), parts)
-    return total
-
-
-class Column(nn.Module):
-    """Some outputs of a linear layer, from all inputs: some rows of its weight."""
-
-    def __init__(self, linear, mesh, exchange):
-        super().__init__()
-        self.exchange = exchange
-        for name, whole in linear.named_parameters():  # a DTensor knows what it is a part of
-            setattr(self, name, nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])))
-
-    def forward(self, x):
-        x = Exchange.apply(x, *self.exchange)
-        return F.linear(x, self.weight.to_local(), self.bias.to_local())
-
-
-class Row(nn.Module):
-    """All outputs, from some inputs on each rank: some columns of the weight."""
-
-    def __init__(self, linear, mesh, exchange):
-        super().__init__()
-        self.weight = nn.Parameter(distribute_tensor(linear.weight, mesh, [Shard(1)]))
-        self.bias, self.exchange = linear.bias, exchange
-
-    def forward(self, x):
-        return Exchange.apply(F.linear(x, self.weight.to_local()), *self.exchange) + self.bias
-
-
-def share(model, mesh, sequence):
-    """Divide heads and MLPs over the ranks; with `sequence` the tokens around them, too."""
-    enter = (gather, add_own) if sequence else (None, add)
-    leave = enter[::-1]  # the same two, the other way round
-    for block in model.blocks:
-        block.qkv, block.up = Column(block.qkv, mesh, enter), Column(block.up, mesh, enter)
-        block.out, block.down = Row(block.out, mesh, leave), Row(block.down, mesh, leave)
-    if sequence:
-        model.blocks[0].register_forward_pre_hook(
-            lambda _, x: Exchange.apply(x[0], own, gather)
-        )
-        model.norm.register_forward_hook(lambda _, x, y: Exchange.apply(y, gather, own))
-
-
-def add_gradients(model):
-    """Of the weights that see this rank's tokens alone: norms, and biases after add_own."""
-    for name, weight in model.named_parameters():
-        if "norm" in name or name.endswith(("out.bias", "down.bias")):
-            dist.all_reduce(weight.grad)
-
-
-def share_with_torch(model, mesh):
-    """The same with torch's own classes, and the vocabulary divided as well."""
+# Share the layers
+def share(model, mesh):
+    """Divide heads, MLPs and the vocabulary over the ranks, and the tokens around them."""
     tokens = Shard(1)
     enter = tp.ColwiseParallel(input_layouts=tokens)
     leave = tp.RowwiseParallel(output_layouts=tokens)
@@ -172,25 +87,22 @@ def read_tokens(path=None):
 
 
 # Train
-def train_step(model, optimizer, tokens, sequence):
+def train_step(model, optimizer, tokens):
     """Learn to predict each token from those before it. Returns the batch's mean loss."""
     logits = model(tokens[:, :-1]).flatten(0, 1)
     with tp.loss_parallel():  # if logits are divided, no rank ever has all of them
         loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
         loss.backward()
-    if sequence:
-        add_gradients(model)
     optimizer.step()
     optimizer.zero_grad()
     return loss.detach()
 
 
-def main():
+def main(share=share):
     parser = argparse.ArgumentParser(description="Train a GPT whose layers the ranks share.")
     sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4)
     for name, default in sizes.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    parser.add_argument("--way", choices=["tensor", "sequence", "torch"], default="sequence")
     parser.add_argument("--lr", type=float, default=0.006)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", help="an .npz file (default: the digits)")
@@ -214,11 +126,9 @@ def main():
         group = {"backend": "nccl", "device_id": device}
     torch.manual_seed(args.seed)
     model, train = GPT(args.layers, args.hidden, args.heads).to(device), train.to(device)
-    sequence = ranks > 1 and args.way == "sequence"
     if ranks > 1:
         dist.init_process_group(**group)
-        mesh = init_device_mesh(device.type, (ranks,))
-        share_with_torch(model, mesh) if args.way == "torch" else share(model, mesh, sequence)
+        share(model, init_device_mesh(device.type, (ranks,)))
     # foreach's kernels for several weights take plain tensors or DTensors, not both.
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=False)
     steps = len(train) // args.batch_size
@@ -227,7 +137,7 @@ def main():
         order = torch.randperm(len(train), generator=order)[: steps * args.batch_size]
         loss = 0
         for rows in order.split(args.batch_size):  # all ranks read the same rows
-            loss += train_step(model, optimizer, train[rows], sequence) / steps
+            loss += train_step(model, optimizer, train[rows]) / steps
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
     state = model.state_dict()

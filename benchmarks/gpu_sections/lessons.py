@@ -20,7 +20,7 @@ from section import Section, main
 
 from multigpu.course import LESSONS
 
-SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+ROOT = Path(__file__).parent.parent.parent
 SECONDS = 75.0  # for one script
 REHEARSAL_SECONDS = 300.0
 # In a rehearsal: one script with ranks, and one with the Trainer.
@@ -29,7 +29,7 @@ REHEARSED = (("PT_CNN_MultiGPU", "under torchrun"), ("PTL_Precision", "32"))
 
 @dataclass(frozen=True)
 class Run:
-    """A script with its flags.
+    """A program of `folder` with its flags.
 
     `proves` is False if the script cannot prove such a run, `epochs` if it has no --epochs.
     """
@@ -40,6 +40,7 @@ class Run:
     gpus: int = 1
     proves: bool = True
     epochs: bool = True
+    folder: str = "scripts"
 
 
 def runs(gpus: int) -> Iterator[Run]:
@@ -67,14 +68,19 @@ def runs(gpus: int) -> Iterator[Run]:
         yield Run("PTL_Precision", flags, precision, proves=False)
     yield Run("PT_GPT_Memory", proves=False)
     two = "under torchrun, 2 ranks"
-    yield Run("PT_GPT_TensorParallel", ("--way", "torch"), two, gpus=2, proves=False)
+    yield Run("PT_GPT_TensorParallel", (), two, gpus=2, proves=False)
     yield Run("PT_GPT_Mesh", ("--mesh", 1, 1, 1, 2), two, gpus=2, proves=False)
     yield Run("PT_GPT_FSDP", (), "under torchrun", proves=False)
-    yield Run("PT_GPT_FSDP", ("--shard", 3), "under torchrun, by hand", gpus=2, proves=False)
     cured = ("--patient", "wrong", "--cured")
     yield Run("PT_Clinic", cured, "under torchrun", proves=False, epochs=False)
-    for way in ("context", "experts"):
-        yield Run("PT_GPT_ContextExperts", ("--parallel", way), way, gpus=2, proves=False)
+    yield Run("PT_GPT_ContextExperts", (), two, gpus=2, proves=False)
+    by_hand = {
+        "zero": "15-fsdp",
+        "tensor_parallel": "16-tensor-parallel",
+        "experts": "19-context-experts",
+    }
+    for stem, slug in by_hand.items():
+        yield Run(stem, (), two, gpus=2, proves=False, folder=f"lessons/{slug}")
     for lesson in LESSONS:
         for notebook in lesson.notebooks:
             stem = notebook.stem
@@ -114,7 +120,7 @@ def command(run: Run, out: Path, quick: bool) -> list[object]:
     if run.what.startswith("under torchrun") or run.stem == "PT_CNN_Pipeline":
         words += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
         words += [f"--nproc-per-node={run.gpus}"]
-    words += [SCRIPTS / f"{run.stem}.py", *run.flags, "--out", out]
+    words += [ROOT / run.folder / f"{run.stem}.py", *run.flags, "--out", out]
     words += ["--prove"] if run.proves else []
     return [*words, *(["--epochs", 1] if quick and run.epochs else [])]
 

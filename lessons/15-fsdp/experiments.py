@@ -1,15 +1,14 @@
 """The longer experiments of lesson 15: equal weights; a step's memory, bytes and time.
 
-`share(model, lr, mesh)` shares a model's training, and returns its optimizer: the script's
-Zero1, Zero2 and Zero3, the notebook's fsdp, and None for a copy of everything on each rank.
+`share(model, lr, mesh)` shares a model's training, and returns its optimizer: zero.py's
+Zero1, Zero2 and Zero3, the script's fsdp, and None for a copy of everything on each rank.
 """
 
-import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,10 @@ from multigpu.virtual.options import Options
 from multigpu.virtual.sim import machine
 from multigpu.virtual.sim.event import Event
 
+sys.path.insert(0, str(find_root() / "scripts"))
+
+import PT_GPT_FSDP as script
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -33,18 +36,6 @@ Share = Callable[..., Any] | None
 GPU = "A100-80GB"
 WORKSPACES = 2 * 8320 * 1024  # cuBLAS's on an A100
 CARRIES = {"allgather": "weights", "reduce_scatter": "gradients", "allreduce": "gradients"}
-
-
-def _script() -> ModuleType:
-    """scripts/PT_GPT_FSDP.py as a module."""
-    path = find_root() / "scripts" / "PT_GPT_FSDP.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _script()
 
 # ---- the small GPT on the CPU ---------------------------------------------------------------
 

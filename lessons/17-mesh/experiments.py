@@ -6,7 +6,6 @@ runs `multigpu virtual --world` for each of LAYOUTS and PUBLISHED, one after the
 writes layouts.json. Times and memory are simulated.
 """
 
-import importlib.util
 import json
 import logging
 import math
@@ -16,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +29,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from multigpu import launch, plots
 from multigpu.course import find_root
 from multigpu.files import write_json
+
+sys.path.insert(0, str(find_root() / "scripts"))
+
+import PT_GPT_Mesh as script
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,17 +90,6 @@ PUBLISHED = {
 MPT_MFU, FMS_TOKENS = 0.642, 3760
 
 
-def _script() -> ModuleType:
-    """scripts/PT_GPT_Mesh.py as a module."""
-    path = find_root() / "scripts" / "PT_GPT_Mesh.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _script()
-
 # ---- the small GPT on CPU processes ---------------------------------------------------------
 
 
@@ -120,6 +111,7 @@ def groups_of_torch(shape: tuple[int, ...], rank: int) -> dict[str, list[int]]:
 
 def train(
     shape: tuple[int, ...] = (1, 1, 1, 1),
+    program: Any = script,
     steps: tuple[int, int] = (0, 3),
     load: str = "",
     save: str = "",
@@ -127,6 +119,7 @@ def train(
 ) -> dict[str, torch.Tensor]:
     """The weights after these steps of 16 digits each, in 64 bit, whole on every rank.
 
+    `program` has Stage, divide, train_step and parts: the script, or a notebook's own.
     `load` and `save` are folders of checkpoints; it saves before step `at`, or at the end.
     With several stages each rank returns the weights of its own.
     """
@@ -138,13 +131,14 @@ def train(
     ).items():
         os.environ.setdefault(name, str(value))
     dist.init_process_group("gloo")
-    weights = make_steps(shape, steps, load, save, at)
+    weights = make_steps(shape, program, steps, load, save, at)
     dist.destroy_process_group()
     return weights
 
 
 def make_steps(
     shape: tuple[int, ...],
+    program: Any = script,
     steps: tuple[int, int] = (0, 3),
     load: str = "",
     save: str = "",
@@ -154,36 +148,38 @@ def make_steps(
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=script.DIMENSIONS)
     index, copy, shard, _ = mesh.get_coordinate()
     torch.manual_seed(0)
-    stage = script.Stage(script.GPT(2, 48, 4).double(), index, shape[0])
-    script.divide(stage, mesh)
+    stage = program.Stage(script.GPT(2, 48, 4).double(), index, shape[0])
+    program.divide(stage, mesh)
     optimizer = torch.optim.AdamW(stage.parameters(), 0.006, foreach=False)
     group = mesh.get_group("stages")
     pipe = PipelineStage(stage, index, shape[0], torch.device("cpu"), group=group)
     schedule = Schedule1F1B(pipe, 2, loss_fn=script.mean_loss)
     if load:
-        dcp.load(found := script.parts(stage, optimizer), checkpoint_id=load)
+        dcp.load(found := program.parts(stage, optimizer), checkpoint_id=load)
         found = dict(model_state_dict=found["model"], optim_state_dict=found["optimizer"])
         states.set_state_dict(stage, optimizer, **found, options=script.FLAT)
     data = script.read_tokens()
     for step in range(*steps):
         if save and step == at:
-            dcp.save(script.parts(stage, optimizer), checkpoint_id=save)
+            dcp.save(program.parts(stage, optimizer), checkpoint_id=save)
         rows = data[16 * step : 16 * step + 16][copy * shape[2] + shard :: shape[1] * shape[2]]
-        script.train_step(schedule, stage, optimizer, rows)
+        program.train_step(schedule, stage, optimizer, rows)
     if save and at is None:
-        dcp.save(script.parts(stage, optimizer), checkpoint_id=save)
+        dcp.save(program.parts(stage, optimizer), checkpoint_id=save)
     return {
         name: (one.full_tensor() if isinstance(one, DTensor) else one).detach()
         for name, one in stage.named_parameters()
     }
 
 
-def trained(shape: tuple[int, ...], **options: object) -> dict[str, torch.Tensor]:
+def trained(
+    shape: tuple[int, ...], program: Any = script, **options: object
+) -> dict[str, torch.Tensor]:
     """`train` on as many processes as the mesh has ranks: the weights of all stages."""
     if "save" in options:
         shutil.rmtree(options["save"], ignore_errors=True)
     found = {}
-    for weights in launch.call(train, math.prod(shape), shape, **options):
+    for weights in launch.call(train, math.prod(shape), shape, program, **options):
         found |= weights
     return found
 

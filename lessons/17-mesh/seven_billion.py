@@ -9,21 +9,21 @@ weights, gradients and AdamW's state in float32, and no activation checkpointing
 """
 
 import argparse
-import importlib.util
 import math
 import os
+import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "PT_GPT_Mesh.py"
-spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import PT_GPT_Mesh as script
 
 
 def main() -> None:
@@ -53,7 +53,8 @@ def main() -> None:
     with torch.device("meta"):  # no memory until the weights are divided
         model = script.GPT(args.layers, args.hidden, args.heads, args.length, args.words)
     stage = script.Stage(model, index, stages)
-    script.divide(stage, mesh, half=True)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    script.divide(stage, mesh, mp_policy=policy)
     stage.to_empty(device=device)
     for weight in stage.parameters():
         nn.init.normal_(weight, std=0.02)

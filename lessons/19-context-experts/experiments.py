@@ -1,16 +1,17 @@
 """The longer experiments of lesson 19: equal weights; a ring's memory and time; load.
 
 A way to share is a name: "serial", "plain", "zigzag" or "torch" for the sequence, and
-"experts", whose MLPs are mixtures of experts.
+"experts", whose MLPs are mixtures of experts. A program has functions and classes that replace
+those of the same names in the script, or, for "experts", in experts.py.
 """
 
-import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,23 +23,17 @@ import multigpu
 from multigpu import launch, plots
 from multigpu.course import find_root
 
+sys.path.insert(0, str(find_root() / "scripts"))
+
+import experts
+import PT_GPT_ContextExperts as script
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPERTS = 8
 SIZE = {"hidden": 4096, "heads": 16}
-
-
-def _script() -> ModuleType:
-    """scripts/PT_GPT_ContextExperts.py as a module."""
-    path = find_root() / "scripts" / "PT_GPT_ContextExperts.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _script()
+UNCHANGED = SimpleNamespace()
 
 
 @contextmanager
@@ -64,52 +59,51 @@ class _Groups:
     made = 0
 
 
-def owned(way: str, ranks: int) -> list[list[int]]:
-    """The chunks of each rank: torch's order is zig-zag, too."""
-    return script.chunks("plain" if way == "plain" else "zigzag", ranks)
+def complete(way: str, program: Any) -> SimpleNamespace:
+    """The program with what it does not replace."""
+    names = vars(script) | (vars(experts) if way == "experts" else {})
+    return SimpleNamespace(**names | vars(program))
 
 
-def places_of(way: str, tokens: int, world: launch.World) -> torch.Tensor:
-    """The places of a sequence that this rank has."""
-    if way in ("serial", "experts"):
-        return torch.arange(tokens)
-    chunks = owned(way, world.size)
-    parts = torch.arange(tokens).chunk(world.size * len(chunks[0]))
-    return torch.cat([parts[chunk] for chunk in chunks[world.rank]])
+def places_of(chunks: list[list[int]], tokens: int, rank: int) -> torch.Tensor:
+    """The places of a sequence that this rank has, of so many chunks on each."""
+    parts = torch.arange(tokens).chunk(len(chunks) * len(chunks[0]))
+    return torch.cat([parts[chunk] for chunk in chunks[rank]])
 
 
 # ---- the small GPT on the CPU ---------------------------------------------------------------
 
 
-def train(ways: list[str], program: Any = script, steps: int = 5, capacity: float = 1.25):
+def train(ways: list[str], program: Any = UNCHANGED, steps: int = 5, capacity: float = 1.25):
     """For each way: all weights after `steps` steps on 8 digits each, in 64 bit.
 
     `launch.call(train, 2, ways)` has two ranks; `train(ways)` is the run of one.
     """
     with group("gloo") as world:
-        return [_trained(way, program, steps, capacity, world) for way in ways]
+        return [_trained(way, complete(way, program), steps, capacity, world) for way in ways]
 
 
 def _trained(
     way: str, program: Any, steps: int, capacity: float, world: launch.World
 ) -> torch.Tensor:
     torch.manual_seed(0)
-    mine, mlp, attend = slice(None), program.mlp, program.attend
+    mine, mlp, attend, places = slice(None), script.mlp, script.attend, torch.arange(64)
+    train_step = program.train_step
     if way == "experts":
-        mine, mesh = (
-            slice(world.rank, None, world.size),
-            init_device_mesh("cpu", (world.size,)),
-        )
+        mine = slice(world.rank, None, world.size)
+        mesh = init_device_mesh("cpu", (world.size,))
         mlp = lambda hidden: program.Experts(hidden, EXPERTS, capacity, mesh)  # noqa: E731
+        train_step = partial(train_step, balance=0.01)
     elif way != "serial":
-        chunks = owned(way, world.size)
+        chunks = program.chunks(way, world.size)
+        places = places_of(chunks, 64, world.rank)
         attend = lambda q, k, v: program.RingAttention.apply(q, k, v, chunks)  # noqa: E731
     model = program.GPT(2, 48, 4, attend, mlp).double()
     optimizer = torch.optim.AdamW(model.parameters(), 0.006, foreach=False)
-    data, places = program.read_tokens(), places_of(way, 64, world)
+    data = script.read_tokens()
     for step in range(steps):
         rows = data[8 * step : 8 * step + 8][mine]
-        program.train_step(model, optimizer, rows, places, 0.01)
+        train_step(model, optimizer, rows, places)
     weights = [w.full_tensor() if isinstance(w, DTensor) else w for w in model.parameters()]
     return torch.cat([weight.detach().flatten() for weight in weights])
 
@@ -131,7 +125,12 @@ def with_scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
     return script.scores(q, k, True).softmax(-1) @ v
 
 
-def steps(cases: list[tuple[str, int]], layers: int = 2, link: str = "NVLink3") -> list[Found]:
+def steps(
+    cases: list[tuple[str, int]],
+    program: Any = UNCHANGED,
+    layers: int = 2,
+    link: str = "NVLink3",
+) -> list[Found]:
     """For each (way, tokens): the second step of a GPT of 4,096 hidden units in bfloat16.
 
     Run it with launch.call, in one process for each A100; it has room for 64 TiB, so that what
@@ -143,17 +142,17 @@ def steps(cases: list[tuple[str, int]], layers: int = 2, link: str = "NVLink3") 
         options = {"gpu": "A100-80GB", "link": link, "memory": "65536GiB"}
         with multigpu.gpus(size, shapes_only=True, **options) as gpus, group("nccl") as world:
             torch.cuda.set_device(gpus[world.rank])
-            found.append(_step(way, tokens, layers, world))
+            found.append(_step(way, complete(way, program), tokens, layers, world))
     return found
 
 
-def _step(way: str, tokens: int, layers: int, world: launch.World) -> Found:
+def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World) -> Found:
     attend, around = script.attend, nullcontext
     if way == "scores":
         attend = with_scores
     elif way not in ("serial", "torch"):
-        chunks = owned(way, world.size)
-        attend = lambda q, k, v: script.RingAttention.apply(q, k, v, chunks)  # noqa: E731
+        chunks = program.chunks(way, world.size)
+        attend = lambda q, k, v: program.RingAttention.apply(q, k, v, chunks)  # noqa: E731
     with torch.device("cuda"):
         model = script.GPT(layers, *SIZE.values(), attend, script.mlp, tokens).bfloat16()
         data = torch.zeros(1, tokens + 1, dtype=torch.long)
@@ -171,11 +170,12 @@ def _step(way: str, tokens: int, layers: int, world: launch.World) -> Found:
     return Found(peak, multigpu.elapsed() - began, multigpu.timeline(since=began))
 
 
-def memory(lengths: list[int], layers: int = 5, ranks: int = 4) -> dict[str, list[float]]:
+def memory(lengths: list[int], ranks: int = 4) -> dict[str, list[float]]:
     """GiB at the peak of a step for each length: on one GPU, and on each of the ring's."""
     alone = [(way, tokens) for way in ("scores", "serial") for tokens in lengths]
-    found = launch.call(steps, 1, alone, layers)[0]
-    in_ring = launch.call(steps, ranks, [("zigzag", tokens) for tokens in lengths], layers)[0]
+    found = launch.call(steps, 1, alone, layers=5)[0]
+    ring = [("zigzag", tokens) for tokens in lengths]
+    in_ring = launch.call(steps, ranks, ring, layers=5)[0]
     scores, flash = found[: len(lengths)], found[len(lengths) :]
     curves = {"1 GPU, all scores in memory": scores, "1 GPU, flash attention": flash}
     curves[f"ring of {ranks}, by hand"] = in_ring
@@ -239,19 +239,23 @@ class Load:
     loss: float
 
 
-def load(balance: float, capacity: float = 1.25, count: int = 60) -> Load:
+def load(
+    balance: float, program: Any = UNCHANGED, capacity: float = 1.25, count: int = 60
+) -> Load:
     """Train a GPT of one block with 8 experts for `count` steps of 16 digits, on one rank."""
+    program = complete("experts", program)
     with group("gloo") as world:
         torch.manual_seed(0)
         mesh = init_device_mesh("cpu", (world.size,))
-        mlp = lambda hidden: script.Experts(hidden, EXPERTS, capacity, mesh)  # noqa: E731
+        mlp = lambda hidden: program.Experts(hidden, EXPERTS, capacity, mesh)  # noqa: E731
         model = script.GPT(1, 48, 4, script.attend, mlp)
         optimizer = torch.optim.AdamW(model.parameters(), 0.006, foreach=False)
         data, places = script.read_tokens(), torch.arange(64)
         counts, dropped, losses = torch.zeros(EXPERTS), [], []
         for step in range(count):
             rows = data[(16 * step) % 1424 :][:16]
-            losses.append(script.train_step(model, optimizer, rows, places, balance).item())
+            loss = program.train_step(model, optimizer, rows, places, balance)
+            losses.append(loss.item())
             if step >= count - 10:
                 counts += model.blocks[0].mlp.load
                 dropped.append(model.blocks[0].mlp.dropped.item())

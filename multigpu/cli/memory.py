@@ -26,12 +26,16 @@ def memory(
     gpu: Annotated[
         str, typer.Option(help="The GPU's name, or several: A100-80GB,H100-80GB.")
     ] = "A100-80GB",
+    gpus: Annotated[int, typer.Option(help="GPUs that share it, by DDP, ZeRO or FSDP.")] = 1,
 ) -> None:
     """Print what fills a GPU's memory in a training step of a GPT, and whether it fits.
 
     It is a formula for the GPT of lesson 14, checked against virtual GPUs. In data parallel
-    training (DDP) each GPU has all of it, and buckets as large as the gradients.
+    training (DDP) each GPU has all of it, and buckets as large as the gradients. With --gpus,
+    a second table has what each keeps of weights, gradients and optimizer state.
     """
+    if gpus < 1:
+        raise UserError(f"--gpus is {gpus}: give a number from 1 up.")
     own = {"--layers": layers, "--hidden": hidden, "--heads": heads}
     given = [flag for flag, number in own.items() if number is not None]
     if model is not None and given:
@@ -48,4 +52,7 @@ def memory(
     size = Model(layers, hidden, heads, tokens, vocabulary)
     training = Training(batch, optimizer, precision, checkpointing, attention)
     names = [name.strip() for name in gpu.split(",")]
-    print(report.text(Step(size, training, find_preset(name, GPUS)) for name in names))
+    steps = [Step(size, training, find_preset(name, GPUS)) for name in names]
+    print(report.text(steps))
+    if gpus > 1:
+        print(report.shared(steps[0], gpus))

@@ -16,7 +16,7 @@ class ClaimFails(UserError):
         return wrapped(str(self))
 
 
-def claim(says: str, *, holds: str, because: str, when: bool) -> None:
+def claim(says: str, *, holds: str, because: str, when: bool, guess: bool = False) -> None:
     """Display a result: what the textbooks say, whether it holds, and what was measured.
 
         lesson.claim(
@@ -28,6 +28,7 @@ def claim(says: str, *, holds: str, because: str, when: bool) -> None:
 
     `holds` is an answer: "yes", "no", "only for …". `because` has the figures, and what they
     depend on: the model, the number of ranks, the link; simulated, measured or published.
+    With `guess`, `says` is what a learner may think, and no textbook says it.
     `when` is the condition that makes `holds` true. Raises ClaimFails if it is false: with
     other numbers than the lesson's, another answer can be right.
     """
@@ -36,7 +37,8 @@ def claim(says: str, *, holds: str, because: str, when: bool) -> None:
             f"“{says}”: with these numbers the lesson's answer, “{holds}”, is not right "
             f"({because}). Which cell did you change?"
         )
-    plain = f"Textbooks: {says}.\nHere: {holds}: {because}."
+    source = "A guess" if guess else "Textbooks"
+    plain = f"{source}: {says}.\nHere: {holds}: {because}."
     from IPython.core.getipython import get_ipython
 
     if get_ipython() is None:
@@ -44,8 +46,8 @@ def claim(says: str, *, holds: str, because: str, when: bool) -> None:
         return
     from IPython.display import display
 
-    shown = f"**Textbooks:** {says}.\n\n**Here:** {holds}: {because}."
-    found = {"says": says, "holds": holds, "because": because}
+    shown = f"**{source}:** {says}.\n\n**Here:** {holds}: {because}."
+    found = {"says": says + " (a guess)" * guess, "holds": holds, "because": because}
     display(
         {"text/plain": plain, "text/markdown": shown}, raw=True, metadata={METADATA: found}
     )

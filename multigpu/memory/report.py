@@ -50,6 +50,37 @@ def table(step: Step) -> str:
         ),
         ["together", *(_gib(sum(held.values())) for held in moments.values())],
     ]
+    return _aligned(lines)
+
+
+def shared(step: Step, gpus: int) -> str:
+    """GiB that each of so many GPUs keeps for all of the step, by what they share.
+
+    Rajbhandari et al. (2019), "ZeRO" (arXiv 1910.02054), table 1: a part that is shared is
+    divided by the number of GPUs. DDP and the three stages share 0, 1, 2 or 3 parts.
+    """
+    state, gradients = step.state(), 4 * step.model.weights
+    sizes = {
+        "optimizer": state["optimizer"],
+        "gradients": gradients,
+        "weights": state["weights"],
+    }
+    lines = [[f"GiB on each of {gpus} GPUs", *sizes, "together"]]
+    for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP")):
+        shares = [gpus if place < stage else 1 for place in range(len(sizes))]
+        held = [size / share for size, share in zip(sizes.values(), shares, strict=True)]
+        lines.append([name, *map(_gib, held), _gib(sum(held))])
+    end = step.moments()["end of forward"]
+    return (
+        f"{_aligned(lines)}\n"
+        f"on top: {_gib(end['activations'] + end['logits'])} of activations and logits at the "
+        f"end of forward; with ZeRO-3 also whole weights, of one block "
+        f"{_gib(4 * step.model.block)}"
+    )
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    """A table's rows: the first column begins at the left, the others end at the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

@@ -1,8 +1,8 @@
 """A learner's own notebooks: my-copy/, which git ignores and no command overwrites.
 
-my-copy/NN-slug/ has a lesson's notebooks, STEM.ipynb, without outputs and guesses, and its
-exercise, NN-slug.ipynb, the name under which it is handed in. Their links lead to other copies
-and to the course's pages.
+my-copy/NN-slug/ has a lesson's notebooks, STEM.ipynb, without outputs and guesses, its
+exercise, NN-slug.ipynb, the name under which it is handed in, and its page, README.md. Their
+links lead to other copies. A page is written again by each call: it is not the learner's.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 FOLDER = "my-copy"
 INDEX = """# Your copy of the notebooks
 
-Your guesses, changes and results stay in this folder: no command overwrites them, and git
-ignores them. Open a lesson's page, then its notebook here. (The links on pages and in the
-syllabus lead to notebooks/, which show the results.)
+Your guesses, changes and results stay in this folder: no command overwrites your notebooks,
+and git ignores them. A lesson's page leads to your notebook and your exercise. (The links in
+the syllabus lead to notebooks/, which show the results.)
 
 | Lesson | Your notebook | Time | Exercise |
 |---|---|---|---|
@@ -65,8 +65,10 @@ def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
                 kept.append(name)
             else:
                 changed.append(target)
-        with atomic(folder / "README.md") as temporary:
-            temporary.write_text(_index(root), encoding="utf-8")
+        pages = {f"{FOLDER}/README.md": _index(root)} | _pages(root)
+        for target, text in pages.items():
+            with atomic(root / target) as temporary:
+                temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"cannot write to {folder} ({error.strerror}): it is the folder of your own "
@@ -100,6 +102,31 @@ def _copies(root: Path) -> dict[str, str]:
     return {copy: original for copy, original in found.items() if (root / original).exists()}
 
 
+def _places(root: Path) -> dict[str, str]:
+    """The copy of each notebook, exercise and page, by what it is made from."""
+    places = {original: copy for copy, original in _copies(root).items()}
+    for folder in {posixpath.dirname(copy) for copy in places.values()}:
+        page = f"lessons/{posixpath.basename(folder)}/README.md"
+        if (root / page).exists():
+            places[page] = f"{folder}/README.md"
+    return places
+
+
+def _pages(root: Path) -> dict[str, str]:
+    """The text of each page's copy, whose folder exists."""
+    places = _places(root)
+    return {
+        copy: source.relink(
+            (root / page).read_text(encoding="utf-8"),
+            posixpath.dirname(page),
+            posixpath.dirname(copy),
+            places,
+        )
+        for page, copy in places.items()
+        if page.endswith("README.md") and (root / copy).parent.is_dir()
+    }
+
+
 def _clean_copy(original: str, target: str, root: Path) -> "NotebookNode":
     import nbformat
 
@@ -112,7 +139,7 @@ def _clean_copy(original: str, target: str, root: Path) -> "NotebookNode":
             f"{original} cannot be read ({cells.first_line(error)}): "
             f"git checkout {original} brings it back."
         ) from None
-    places = {made_from: copy for copy, made_from in _copies(root).items()}
+    places = _places(root)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             folders = (posixpath.dirname(original), posixpath.dirname(target))
@@ -156,7 +183,8 @@ def _index(root: Path) -> str:
         ]
         if not copies:
             continue
-        page = f"[{lesson.title}](../lessons/{lesson.slug}/README.md)"
+        has_page = (root / "lessons" / lesson.slug / "README.md").exists()
+        page = f"[{lesson.title}]({lesson.slug}/README.md)" if has_page else lesson.title
         has_exercise = (folder / f"{lesson.slug}.ipynb").exists()
         exercise = f"[exercise]({lesson.slug}/{lesson.slug}.ipynb)" if has_exercise else ""
         rows.append(

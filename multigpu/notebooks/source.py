@@ -2,9 +2,11 @@
 
 Prose is prose, a fence is a cell, and the fence has the cell's tags. A cell with a program
 has no text of its own: it gets that of the functions or classes with these names in
-scripts/STEM.py.
+scripts/STEM.py, or in another file of the lesson's folder.
 
     ```python program="train_epoch accuracy"
+    ```
+    ```python program="Zero1" file="zero.py"
     ```
 
 Links in the source are relative to its folder; in the notebook, to notebooks/. A notebook
@@ -25,7 +27,7 @@ from multigpu.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-PROGRAM = "program"
+PROGRAM, FILE = "program", "file"
 MORE = "_more"
 MOST_CELLS = 30
 MOST_WORDS = 1_200
@@ -71,12 +73,14 @@ def read(path: Path, root: Path) -> "NotebookNode":
         if cell.cell_type == "markdown":
             cell.source = relink(cell.source, posixpath.dirname(name), "notebooks")
         elif program := cell.metadata.get(PROGRAM):
+            file = cell.metadata.get(FILE)
+            file = path.with_name(file) if file else script
             if cell.source.strip():
                 raise UserError(
                     f"{name}: the cell with the program {program} has text of its own: leave "
-                    f"the cell empty, because its text is that of scripts/{stem}.py."
+                    f"the cell empty, because its text is that of {file.name}."
                 )
-            cell.source = program_text(script, program, name)
+            cell.source = program_text(file, program, name)
     if links := footer(path.stem):
         notebook.cells.append(new_markdown_cell(links, metadata={"tags": ["footer"]}))
     notebook.metadata = type(notebook)()
@@ -92,7 +96,7 @@ def program_text(script: Path, names: str, source: str) -> str:
         text = script.read_text(encoding="utf-8")
         body = ast.parse(text).body
     except (OSError, SyntaxError) as error:
-        raise UserError(f"{source}: scripts/{script.name} cannot be read: {error}.") from None
+        raise UserError(f"{source}: {script.name} cannot be read: {error}.") from None
     kinds = (ast.FunctionDef, ast.ClassDef)
     found = {node.name: node for node in body if isinstance(node, kinds)}
     lines = text.splitlines()
@@ -101,8 +105,8 @@ def program_text(script: Path, names: str, source: str) -> str:
         if name not in found:
             hint = did_you_mean(name, found) or f"it has {', '.join(found)}."
             raise UserError(
-                f"{source}: a cell has the program {name}, which scripts/{script.name} does "
-                f"not define: {hint}"
+                f"{source}: a cell has the program {name}, which {script.name} does not "
+                f"define: {hint}"
             )
         node = found[name]
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])

@@ -137,6 +137,26 @@ def test_bad_input_is_one_sentence(make, words):
         make()
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_each_of_several_gpus_keeps_is_zeros_table(optimizer):
+    step = Step(MODELS["gpt-7b"], Training(optimizer=optimizer), A100)
+    rows = report.shared(step, 8).splitlines()[1:5]
+    found = [float(row.split()[-1]) for row in rows]
+    state = 8 if optimizer == "adamw" else 4
+    table = [8 + state, 8 + state / 8, 4 + (4 + state) / 8, (8 + state) / 8]
+    assert found == pytest.approx(
+        [MODELS["gpt-7b"].weights * each / 2**30 for each in table], abs=0.05
+    )
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_several_gpus_share():
+    done = run("multigpu", "memory", "--model", "1.3b", "--gpus", 4)
+    assert done.returncode == 0 and "GiB on each of 4 GPUs" in done.stdout, done.stdout
+    done = run("multigpu", "memory", "--model", "1.3b", "--gpus", 0)
+    assert done.returncode == 2 and "give a number from 1 up" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_command_asks_for_what_is_missing():
     done = run("multigpu", "memory", "--layers", 2)

@@ -10,26 +10,34 @@ import proofs
 import pytest
 import torch
 from commands import ROOT, run_script, torchrun
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from virtual_runs import virtual
 
 from multigpu import launch, prove
 
 PAGE = ROOT / "lessons" / "15-fsdp"
 SCRIPT = ROOT / "scripts" / "PT_GPT_FSDP.py"
+ZERO = PAGE / "zero.py"
 PARTS = ("weights", "gradients", "optimizer")
 
 
-def fsdp(model, lr, mesh, sync: bool = True, **options):
-    for module in (*model.blocks, model):
-        fully_shard(module, mesh=mesh, **options)
-    model.set_requires_gradient_sync(sync)
-    return torch.optim.AdamW(model.parameters(), lr)
+@pytest.fixture
+def zero(experiments):
+    """lessons/15-fsdp/zero.py."""
+    import zero
+
+    return zero
+
+
+def without_sync(fsdp, model, lr, mesh):
+    optimizer = fsdp(model, lr, mesh)
+    model.set_requires_gradient_sync(False)
+    return optimizer
 
 
 def changed(right: str, wrong: str) -> SimpleNamespace:
-    """The script's names, with a text replaced."""
-    text = SCRIPT.read_text()
+    """zero.py's names, with a text replaced."""
+    text = ZERO.read_text()
     assert right in text
     names = {"__name__": "changed"}
     exec(compile(text.replace(right, wrong), "changed", "exec"), names)
@@ -48,16 +56,16 @@ def off(experiments, shares: list, ranks: int = 2, **options) -> list[float]:
     ]
 
 
-def test_all_ways_to_share_compute_what_one_gpu_computes(experiments):
+def test_all_ways_to_share_compute_what_one_gpu_computes(experiments, zero):
     script = experiments.script
-    kept = partial(fsdp, reshard_after_forward=False)
-    shares = [script.Zero1, script.Zero2, script.Zero3, fsdp, kept]
+    kept = partial(script.fsdp, reshard_after_forward=False)
+    shares = [zero.Zero1, zero.Zero2, zero.Zero3, script.fsdp, kept]
     assert max(off(experiments, shares)) < 1e-10
 
 
 @pytest.mark.slow
 def test_groups_that_share_compute_what_one_gpu_computes(experiments):
-    assert max(off(experiments, [fsdp], ranks=4, shape=(2, 2))) < 1e-10
+    assert max(off(experiments, [experiments.script.fsdp], ranks=4, shape=(2, 2))) < 1e-10
 
 
 PARTS_OF = ".view(-1).chunk(self.ranks)"
@@ -77,17 +85,17 @@ def test_without_one_of_the_exchanges_the_weights_are_others(experiments):
         for fault in FAULTS.items()
         for stage in ("Zero1", "Zero2", "Zero3")
     ]
-    assert min(off(experiments, [*stages, partial(fsdp, sync=False)])) > 1e-5
+    stages.append(partial(without_sync, experiments.script.fsdp))
+    assert min(off(experiments, stages)) > 1e-5
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_rank_keeps_what_zeros_table_says(experiments, ranks):
-    script = experiments.script
-    for stage, share in enumerate((script.Zero1, script.Zero2, script.Zero3), 1):
+def test_a_rank_keeps_what_zeros_table_says(experiments, zero, ranks):
+    for stage, share in enumerate((zero.Zero1, zero.Zero2, zero.Zero3), 1):
         found = experiments.step(share, ranks, layers=2)
         expected = experiments.table(stage, ranks)
         assert found.bytes == pytest.approx(expected, rel=0.01), stage
-    torchs = experiments.step(fsdp, ranks, layers=2)
+    torchs = experiments.step(experiments.script.fsdp, ranks, layers=2)
     for part in PARTS:
         assert getattr(torchs, part) == pytest.approx(getattr(found, part), abs=0.05)
 
@@ -97,19 +105,20 @@ def test_with_whole_gradients_it_keeps_more(experiments):
     assert experiments.step(zero2, 4, layers=2).bytes == pytest.approx(11, abs=0.1)
 
 
-def test_zero_3_sends_half_as_many_bytes_again(experiments):
-    script = experiments.script
+def test_zero_3_sends_half_as_many_bytes_again(experiments, zero):
+    fsdp = experiments.script.fsdp
     kept = partial(fsdp, reshard_after_forward=False)
     half = partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-    shares = [None, script.Zero1, script.Zero2, script.Zero3, fsdp, kept, half]
+    shares = [None, zero.Zero1, zero.Zero2, zero.Zero3, fsdp, kept, half]
     sent = experiments.count_sent({str(share): share for share in shares}, [2])
     rounds = [round(2 * found, 1) for (found,) in sent.values()]
     assert rounds == [2.0, 2.0, 2.0, 3.0, 3.0, 2.0, 2.0]
 
 
-def test_prefetch_hides_and_groups_shorten_what_a_slow_link_makes_long(experiments):
+def test_prefetch_hides_and_groups_shorten_what_a_slow_link_makes_long(experiments, zero):
+    fsdp = experiments.script.fsdp
     settings = {"layers": 3, "batch": 8, "link": "PCIe4"}
-    by_hand = experiments.step(experiments.script.Zero3, 8, half=True, **settings)
+    by_hand = experiments.step(zero.Zero3, 8, half=True, **settings)
     prefetched = experiments.step(fsdp, 8, half=True, **settings)
     assert prefetched.seconds < 0.9 * by_hand.seconds
     assert prefetched.timeline.overlap(0) > 0.2 > by_hand.timeline.overlap(0)
@@ -131,14 +140,14 @@ def test_one_of_many_ranks_leaves_the_process_as_it_was(experiments):
 # ---- the script -----------------------------------------------------------------------------
 
 
-def proof(tmp_path: Path, data: Path, *flags: str, **fault: str) -> prove.Proof:
-    return proofs.proof(SCRIPT, tmp_path, "--data", data, "--batch-size", 8, *flags, **fault)
+def proof(tmp_path: Path, data: Path, program: Path = SCRIPT, **fault: str) -> prove.Proof:
+    return proofs.proof(program, tmp_path, "--data", data, "--batch-size", 8, **fault)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["3", "fsdp"])
-def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, way):
-    found = proof(tmp_path, few_digits(), "--shard", way)
+@pytest.mark.parametrize("program", [SCRIPT, ZERO], ids=["fsdp", "ZeRO-3"])
+def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, program):
+    found = proof(tmp_path, few_digits(), program)
     assert found.verdict == "holds", str(found)
     # The runs that round otherwise have ended, too: also where a weight has no memory.
     assert not any("rounding" in note for note in found.notes), found.notes
@@ -154,7 +163,7 @@ def test_two_ranks_save_the_whole_model(tmp_path, few_digits):
     flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1)
     runs = {
         "serial": run_script(SCRIPT, *flags, "--out", tmp_path / "serial"),
-        "3": torchrun(2, SCRIPT, *flags, "--shard", 3, "--out", tmp_path / "3"),
+        "3": torchrun(2, ZERO, *flags, "--stage", 3, "--out", tmp_path / "3"),
         "fsdp": torchrun(2, SCRIPT, *flags, "--out", tmp_path / "fsdp"),
     }
     losses, models = {}, {}
@@ -185,8 +194,7 @@ def test_the_script_shares_in_groups_on_virtual_gpus(tmp_path, few_digits):
     [
         (("--layers", 0), "from 1 up"),
         (("--hidden", 50), "--hidden is a multiple of --heads"),
-        (("--group", 2), "--group divides the ranks"),
-        (("--shard", 1, "--precision", "bf16-mixed"), "for --shard fsdp"),
+        (("--group", 2), "--group divides the ranks, which are 1"),
         (("--batch-size", 2000), "1437 rows, fewer than --batch-size"),
         (("--data", "nowhere.npz"), "nowhere.npz"),
         (("--out", SCRIPT / "folder"), "folder"),
@@ -196,3 +204,9 @@ def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, wor
     done = run_script(SCRIPT, *flags, cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     assert words in done.stdout.splitlines()[-1]
+
+
+def test_zero_by_hand_has_no_groups(tmp_path):
+    done = run_script(ZERO, "--group", 2, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run scripts/PT_GPT_FSDP.py" in done.stdout.splitlines()[-1]

@@ -14,7 +14,7 @@ from multigpu import launch, prove
 
 PAGE = ROOT / "lessons" / "16-tensor-parallel"
 SCRIPT = ROOT / "scripts" / "PT_GPT_TensorParallel.py"
-WAYS = ("tensor", "sequence", "torch")
+BY_HAND = PAGE / "tensor_parallel.py"
 
 
 @pytest.fixture
@@ -25,8 +25,9 @@ def serial(experiments):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_gradient_is_that_of_one_process(experiments, serial, ranks):
-    for found in launch.call(experiments._of_a_rank, ranks, WAYS):
-        for way in WAYS:
+    ways = experiments.WAYS
+    for found in launch.call(experiments._of_a_rank, ranks, ways):
+        for way in ways:
             assert max(experiments.apart(found[way], serial).values()) < 1e-5, way
 
 
@@ -36,22 +37,22 @@ def test_every_gradient_is_that_of_one_process(experiments, serial, ranks):
 def no_sum(where: str):
     """Exchange.apply without the all-reduce "ahead" or "back"."""
 
-    def change(script):
-        apply = script.Exchange.apply
+    def change(by_hand):
+        apply = by_hand.Exchange.apply
 
         def without(x, ahead, back):
             if where == "ahead":
-                return apply(x, None if ahead is script.add else ahead, back)
-            return apply(x, ahead, None if back is script.add else back)
+                return apply(x, None if ahead is by_hand.add else ahead, back)
+            return apply(x, ahead, None if back is by_hand.add else back)
 
-        return mock.patch.object(script.Exchange, "apply", without)
+        return mock.patch.object(by_hand.Exchange, "apply", without)
 
     return change
 
 
 def instead(name: str, function):
-    """The function `name` of the script replaced."""
-    return lambda script: mock.patch.object(script, name, function)
+    """The function `name` of tensor_parallel.py replaced."""
+    return lambda by_hand: mock.patch.object(by_hand, name, function)
 
 
 def only_own(x: torch.Tensor) -> torch.Tensor:
@@ -91,8 +92,8 @@ def _with_faults(page: str) -> dict[str, dict[str, torch.Tensor]]:
     dist.init_process_group("gloo")
     found = {}
     for name, (way, change) in FAULTS.items():
-        with change(experiments.script):
-            found[name] = experiments.gradients(way)
+        with change(experiments.tensor_parallel):  # where WAYS finds its functions
+            found[name] = experiments.gradients(experiments.WAYS[way])
     dist.destroy_process_group()
     return found
 
@@ -126,9 +127,9 @@ def test_the_script_saves_the_model_of_one_process(tmp_path, npz):
     assert done.returncode == 0, done.stdout
     expected = torch.load(tmp_path / "one" / "model.pt")
     loss = json.loads((tmp_path / "one" / "metrics.json").read_text())["loss"]
-    for way in ("sequence", "torch"):
-        out = tmp_path / way
-        done = torchrun(2, SCRIPT, *flags, "--way", way, "--out", out)
+    for program in (SCRIPT, BY_HAND):
+        out = tmp_path / program.stem
+        done = torchrun(2, program, *flags, "--out", out)
         assert done.returncode == 0, done.stdout
         assert done.stdout.count("epoch 1: loss") == 1, "rank 0 alone prints"
         found = torch.load(out / "model.pt")
@@ -144,7 +145,7 @@ def test_the_script_saves_the_model_of_one_process(tmp_path, npz):
 @pytest.mark.slow
 def test_the_proof_holds_and_names_the_missing_reduction(experiments, tmp_path):
     start = "torchrun --nproc-per-node=2"
-    assert prove.run(f"{start} {SCRIPT} --way torch", steps=2).verdict == "holds"
+    assert prove.run(f"{start} {SCRIPT}", steps=2).verdict == "holds"
     broken = experiments.without_the_reduction(tmp_path / "broken.py")
     report = prove.run(f"{start} {broken}", steps=2)
     assert report.verdict == "fails" and "blocks.0.norm1.weight" in report.line
@@ -188,6 +189,6 @@ def test_a_block_keeps_what_the_formula_says(experiments):
     layers = experiments.LAYERS
     # Beside the blocks: the input of the last norm, or a part of it, and that of the head.
     beside = {"tensor": 8, "sequence": 4 / 2 + 4, "torch": 4 / 2 + 4}
-    for way, step in experiments.steps(half=False).items():
+    for way, step in experiments.steps(experiments.WAYS, half=False).items():
         block = experiments.kept_by_a_block(2)["tensor" if way == "tensor" else "sequence"]
         assert step.kept / size == pytest.approx(layers * block + beside[way], rel=2e-3)

@@ -18,11 +18,12 @@ from multigpu import launch, prove
 
 PAGE = ROOT / "lessons" / "19-context-experts"
 SCRIPT = ROOT / "scripts" / "PT_GPT_ContextExperts.py"
+BY_EXPERTS = PAGE / "experts.py"
 
 
-def changed(right: str, wrong: str) -> SimpleNamespace:
-    """The script's names, with a text replaced."""
-    text = SCRIPT.read_text()
+def changed(path: Path, right: str, wrong: str) -> SimpleNamespace:
+    """The names of a program, with a text replaced."""
+    text = path.read_text()
     assert text.count(right) == 1, right
     names = {"__name__": "changed"}
     exec(compile(text.replace(right, wrong), "changed", "exec"), names)
@@ -32,7 +33,7 @@ def changed(right: str, wrong: str) -> SimpleNamespace:
 
 
 def off(experiments, ranks: int, cases: list) -> list[float]:
-    """For each (way, program): a weight's largest difference to the serial run's, 3 steps."""
+    """For each (way, changed names): a weight's largest difference to the serial run's."""
     serial = dict(
         zip(
             ("serial", "experts"),
@@ -56,7 +57,7 @@ def each_case(train, cases: list) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ring_and_experts_compute_what_one_gpu_computes(experiments, ranks):
-    cases = [(way, experiments.script) for way in ("plain", "zigzag", "experts")]
+    cases = [(way, experiments.UNCHANGED) for way in ("plain", "zigzag", "experts")]
     assert max(off(experiments, ranks, cases)) < 1e-9
 
 
@@ -90,7 +91,7 @@ def test_experts_are_what_a_loop_over_the_tokens_computes(experiments, capacity)
     with experiments.group("gloo") as world:
         torch.manual_seed(1)
         mesh = experiments.init_device_mesh("cpu", (world.size,))
-        experts = experiments.script.Experts(6, 4, capacity, mesh).double()
+        experts = experiments.experts.Experts(6, 4, capacity, mesh).double()
         x = torch.randn(3, 16, 6, dtype=torch.double)
         loop = OneByOne(experts)
         assert torch.allclose(experts(x), loop(x))
@@ -113,7 +114,7 @@ RING = {
     "kv = came() if step": "kv = [came(), kv][1] if step",  # always its own keys
     "torch.logaddexp(lses[i], new.logsumexp(-1, True))": "new.logsumexp(-1, True)",
     "return [(i, j, own[i] == visitor[j])": "return [(i, j, False)",  # no mask
-    "            dist.all_reduce(weight.grad)": "            pass",  # its own
+    "        dist.all_reduce(weight.grad)": "        pass",  # its own
 }
 EXPERTS = {
     "        dist.all_to_all_single(came, parts.contiguous())": "        came.copy_(parts)",
@@ -126,8 +127,8 @@ EXPERTS = {
 
 
 def test_without_one_of_the_exchanges_the_weights_are_others(experiments):
-    cases = [("zigzag", changed(*fault)) for fault in RING.items()]
-    cases += [("experts", changed(*fault)) for fault in EXPERTS.items()]
+    cases = [("zigzag", changed(SCRIPT, *fault)) for fault in RING.items()]
+    cases += [("experts", changed(BY_EXPERTS, *fault)) for fault in EXPERTS.items()]
     assert min(off(experiments, 2, cases)) > 1e-7
 
 
@@ -163,29 +164,31 @@ def test_without_a_balance_loss_two_experts_get_most_tokens(experiments):
 # ---- the script -----------------------------------------------------------------------------
 
 
-def proof(tmp_path: Path, data: Path, *flags: str, **fault: str) -> prove.Proof:
-    return proofs.proof(SCRIPT, tmp_path, "--data", data, "--batch-size", 8, *flags, **fault)
+PROGRAMS = pytest.mark.parametrize("program", [SCRIPT, BY_EXPERTS], ids=lambda path: path.stem)
+
+
+def proof(tmp_path: Path, data: Path, program: Path, **fault: str) -> prove.Proof:
+    return proofs.proof(program, tmp_path, "--data", data, "--batch-size", 8, **fault)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["context", "experts"])
-def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, way):
-    found = proof(tmp_path, few_digits(), "--parallel", way)
+@PROGRAMS
+def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, program):
+    found = proof(tmp_path, few_digits(), program)
     assert found.verdict == "holds", str(found)
 
 
 @pytest.mark.slow
 def test_with_the_experts_gradients_reduced_the_proof_fails(in_forks, tmp_path, few_digits):
-    flags = ("--parallel", "experts")
-    found = proof(tmp_path, few_digits(), *flags, right=REDUCED, wrong=ALL_REDUCED)
+    found = proof(tmp_path, few_digits(), BY_EXPERTS, right=REDUCED, wrong=ALL_REDUCED)
     assert found.verdict == "fails", str(found)
 
 
 def test_two_ranks_save_the_whole_model(tmp_path, few_digits):
-    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1, "--parallel", "experts")
+    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1)
     runs = {
-        "one": run_script(SCRIPT, *flags, "--out", tmp_path / "one"),
-        "two": torchrun(2, SCRIPT, *flags, "--out", tmp_path / "two"),
+        "one": run_script(BY_EXPERTS, *flags, "--out", tmp_path / "one"),
+        "two": torchrun(2, BY_EXPERTS, *flags, "--out", tmp_path / "two"),
     }
     losses, models = {}, {}
     for name, done in runs.items():
@@ -200,11 +203,11 @@ def test_two_ranks_save_the_whole_model(tmp_path, few_digits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["context", "experts"])
-def test_the_script_runs_on_virtual_gpus(tmp_path, few_digits, way):
+@PROGRAMS
+def test_it_runs_on_virtual_gpus(tmp_path, few_digits, program):
     launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1, "--parallel", way)
-    done = virtual(tmp_path, "--gpus", 2, *launcher, SCRIPT, *flags, "--out", tmp_path / "o")
+    flags = ("--data", few_digits(), "--batch-size", 8, "--epochs", 1)
+    done = virtual(tmp_path, "--gpus", 2, *launcher, program, *flags, "--out", tmp_path / "o")
     assert done.returncode == 0, done.stdout
     assert "epoch 1: loss" in done.stdout
 
@@ -216,7 +219,6 @@ def test_the_script_runs_on_virtual_gpus(tmp_path, few_digits, way):
         (("--hidden", 50), "--hidden is a multiple of --heads"),
         (("--tokens", 65), "--tokens from 1 to 64"),
         (("--tokens", 63), "--tokens is a multiple of 2, the ring's chunks"),
-        (("--capacity", 0), "--capacity is above 0"),
         (("--batch-size", 2000), "1437 rows, fewer than --batch-size"),
         (("--data", "nowhere.npz"), "nowhere.npz"),
         (("--out", SCRIPT / "folder"), "folder"),
@@ -228,9 +230,15 @@ def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, wor
     assert words in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("flags", [("--experts", 3), ("--batch-size", 9)])
-def test_ranks_divide_experts_and_rows(tmp_path, flags):
-    flags = ("--parallel", "experts", *flags)
-    done = run_script(SCRIPT, *flags, cwd=tmp_path, RANK=0, WORLD_SIZE=2)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--experts", 3), "--experts and --batch-size are multiples of 2"),
+        (("--batch-size", 9), "--experts and --batch-size are multiples of 2"),
+        (("--capacity", 0), "--capacity is above 0"),
+    ],
+)
+def test_a_mistake_with_experts_is_one_sentence(tmp_path, flags, words):
+    done = run_script(BY_EXPERTS, *flags, cwd=tmp_path, RANK=0, WORLD_SIZE=2)
     assert done.returncode == 2, done.stdout
-    assert "--experts and --batch-size are multiples of 2" in done.stdout.splitlines()[-1]
+    assert words in done.stdout.splitlines()[-1]

@@ -155,7 +155,7 @@ def copied(tmp_path_factory):
 def test_all_lessons_are_in_the_index(copied):
     index = (copied / "my-copy" / "README.md").read_text()
     for lesson in LESSONS:
-        assert f"../lessons/{lesson.slug}/README.md" in index
+        assert f"({lesson.slug}/README.md)" in index
         for one in lesson.notebooks:
             assert f"({lesson.slug}/{one.stem}.ipynb)" in index
 
@@ -173,6 +173,15 @@ def test_links_in_notebooks_and_copies_work(copied):
                 found += 1
                 assert "://" in link or (path.parent / link).exists(), f"{path.name}: {link}"
     assert found > 100
+
+
+def test_a_page_in_my_copy_leads_to_the_learners_own_files(copied):
+    page = (copied / "my-copy/15-fsdp/README.md").read_text()
+    assert "[exercise.ipynb](15-fsdp.ipynb)" in page
+    assert "[notebook PT_GPT_FSDP](PT_GPT_FSDP.ipynb)" in page
+    assert "(../../lessons/15-fsdp/who-keeps-what.png)" in page
+    notebook = (copied / "my-copy/15-fsdp/PT_GPT_FSDP.ipynb").read_text()
+    assert "[page of this lesson](README.md)" in notebook
 
 
 def test_the_command_says_what_it_did(course):

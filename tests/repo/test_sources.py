@@ -72,6 +72,14 @@ def test_a_program_has_the_text_of_the_script_with_its_decorators(course):
     assert text.endswith("return 2 * x\n\n\nclass Model:\n    size = 3")
 
 
+def test_a_program_can_be_in_another_file_of_the_lesson(course):
+    (course / PAGE / "more.py").write_text("def triple(x):\n    return 3 * x\n")
+    text = SOURCE.replace('"double Model"', '"triple" file="more.py"')
+    assert read(course, text).cells[2].source == "def triple(x):\n    return 3 * x"
+    with pytest.raises(UserError, match=r"double, which more\.py does not define"):
+        read(course, SOURCE.replace('"double Model"', '"double" file="more.py"'))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
