@@ -213,6 +213,9 @@ def expect_whole(student, disk, old, new, what):
         if not wrong and (stopped or got not in (old, new)):
             why = stopped or f"load returns {got}"
             wrong = f"cut {last_of(student, new, done)}: {why}; files: {after.texts()}"
+    got, stopped = loaded(student, saved(student, disk, new))
+    if not wrong and got != new:
+        wrong = f"after a whole save: {stopped or f'load returns {got} and not {new}'}"
     student.expect(not wrong, what, wrong)
 
 
@@ -420,24 +423,16 @@ def load(files: dict[str, str]) -> tuple[int, str, str] | None:  # noqa: F811
 ### END SOLUTION
 
 # %%
-with exercise.check("save_plan", "without a cut", points=1) as student:
+with exercise.check("save_plan", "a cut at any moment", points=4) as student:
     disk = Disk()
     expect_loaded(student, disk, None, "an empty disk has no checkpoint")
     for step in (10, 20):
         content = checkpoint(student, step)
         disk.run(plan_of(student, content))
         expect_loaded(student, disk, content, f"load returns step {step} after its save")
-
-# %%
-with exercise.check("save_plan", "a cut after the save", points=1) as student:
-    content = checkpoint(student, 10)
-    disk = saved(student, Disk(), content)
-    expect_loaded(student, disk, content, "a checkpoint that is saved stays")
-
-# %%
-with exercise.check("save_plan", "a cut at any moment", points=2) as student:
     old, new = checkpoint(student, 10), checkpoint(student, 20)
     disk = saved(student, Disk(), old)
+    expect_loaded(student, disk, old, "a checkpoint that is saved stays after a cut")
     what = "after a cut, there is all of the old checkpoint or all of the new one"
     expect_whole(student, disk, old, new, what)
 

@@ -61,8 +61,6 @@ SHARDS = [
 
 # ---- save_plan ------------------------------------------------------------------------------
 
-NO_CUT = "without a cut"
-AFTER = "a cut after the save"
 ANY_MOMENT = "a cut at any moment"
 TWO_CUTS = "two cuts"
 
@@ -152,14 +150,14 @@ SAVES = [
     Known("save: the broken program", "save_plan", BROKEN, (ANY_MOMENT, TWO_CUTS)),
     Known("save: sync, but two renames", "save_plan", SYNC_FIRST, (ANY_MOMENT, TWO_CUTS)),
     Known("save: renamed before sync", "save_plan", EARLY_RENAME, (ANY_MOMENT, TWO_CUTS)),
-    Known("save: no sync", "save_plan", NO_SYNC, (AFTER, ANY_MOMENT, TWO_CUTS)),
+    Known("save: no sync", "save_plan", NO_SYNC, (ANY_MOMENT, TWO_CUTS)),
     Known("save: in place", "save_plan", IN_PLACE, (ANY_MOMENT, TWO_CUTS)),
     Known("save: two files in turn", "save_plan", IN_TURN, (TWO_CUTS,)),
     Known(
         "save: nothing",
         "save_plan",
         PLAN + "    return []\n\ndef load(files):\n    return None\n",
-        (NO_CUT, AFTER),
+        (ANY_MOMENT, TWO_CUTS),
     ),
 ]
 
