@@ -46,13 +46,21 @@ RUNS = {
     "11, 16 bit": (f"{TWO} PTL_Precision.py --precision bf16", {}),
     "12": (f"{TWO} PT_CNN_Elastic.py", {}),
     "13": (f"{TWO} PT_CNN_Scaling.py", {}),
+    "15": (f"{TWO} PT_GPT_FSDP.py", {}),
+    "15, by hand": (f"{TWO} 15-fsdp/zero.py --stage 3", {}),
+    "16": (f"{TWO} PT_GPT_TensorParallel.py", {}),
+    "16, by hand": (f"{TWO} 16-tensor-parallel/tensor_parallel.py", {}),
+    "19": (f"{TWO} PT_GPT_ContextExperts.py", {}),
+    "19, by hand": (f"{TWO} 19-context-experts/experts.py", {}),
 }
 
 
 def in_scripts(command: str) -> list[str]:
-    """The words of a command, scripts with their paths."""
+    """The words of a command, scripts with their paths: those in folders are lessons'."""
     return [
-        str(ROOT / "scripts" / word) if word.endswith(".py") else word
+        str(ROOT / ("lessons" if "/" in word else "scripts") / word)
+        if word.endswith(".py")
+        else word
         for word in shlex.split(command)
     ]
 
