@@ -296,7 +296,7 @@ def test_the_first_ranks_of_a_kernel_interrupted(ranks):
 import threading, torch
 from multigpu import launch, lesson
 lesson.setup("04-ddp-spawn", ranks={ranks})
-threading.Timer(1, print, ["starting"]).start()
+threading.Timer(0.3, print, ["starting"]).start()
 launch.call(print, 2)
 """
     with kernel(ROOT / "notebooks") as started:
