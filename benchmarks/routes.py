@@ -277,11 +277,6 @@ def printed(stem: str) -> str:
     )
 
 
-def stored_line(stem: str) -> str:
-    """The last line of the lesson's stored notebook: its row of the table."""
-    return re.findall(r"^\| \d\d .* \|$", printed(stem), re.MULTILINE)[-1]
-
-
 def trained_line(name: str, stem: str) -> str:
     """The row of a script without cells: what a run gives, and its notebook's proof."""
     devices, launcher = TRAINED[stem]
@@ -436,9 +431,7 @@ def page(repeats: int) -> str:
     speeds = measured(repeats) if repeats else {name: row[-1] for name, row in stored.items()}
     rows = []
     for name, (_, stem, flags) in ROUTES.items():
-        if stem not in TRAINED:
-            line = stored_line(stem)
-        elif name in stored:
+        if name in stored:
             line = f"| {' | '.join(stored[name][:5])} |"
         else:
             line = trained_line(name, stem)

@@ -434,13 +434,15 @@ class _Session:
     ) -> tuple[Comparison, Cause | None]:
         """Compare the steps of which rounding explains much in runs with small steps."""
         sharp = _sharp(comparison)
-        if len(sharp) in (0, len(comparison.steps)):
+        if len(sharp) == len(comparison.steps):
             return comparison, None
         self.rate = SLOW
         try:
             reference, bands = self.references(steps)
             parallel = self.parallel_run(steps)
         except _Unknown:
+            return comparison, None
+        if not parallel.completed:
             return comparison, None
         again = self.compare(reference.records(), parallel.records(), bands)
         cause = find(again)

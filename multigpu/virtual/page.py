@@ -7,7 +7,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from multigpu.files import atomic
 from multigpu.virtual.record import LIMIT, Lifetime
 from multigpu.virtual.sim.contents import (
     ACTIVATIONS,
@@ -26,21 +25,6 @@ LOOKS = ("forward", "backward", "update", "transfer", "collective")
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
 # Points of a memory curve: a screen has fewer columns.
 MOST_POINTS = 4000
-
-
-def write(
-    path: Path,
-    command: str,
-    text: str,
-    timeline: Timeline,
-    memory: dict[str, list[Lifetime]],
-    capacities: dict[str, int],
-) -> Path:
-    """Write the page of a run; return its path. The arguments are those of `html`."""
-    with atomic(path) as file:
-        page = html(command, text, timeline, memory, capacities)
-        file.write_text(page, encoding="utf-8")
-    return path
 
 
 def html(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multigpu.errors import pluralize
-from multigpu.files import write_json
+from multigpu.files import atomic, write_json
 from multigpu.virtual.fit import Fit
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
@@ -224,7 +224,10 @@ class Report:
         }
         capacities = {lane: device.capacity for lane, device in devices.items()}
         text = self.text(exit_code)
-        return page.write(path, command, text, self.timeline(), memory, capacities)
+        with atomic(path) as file:
+            whole = page.html(command, text, self.timeline(), memory, capacities)
+            file.write_text(whole, encoding="utf-8")
+        return path
 
     def whole_until(self) -> float | None:
         """The simulated time until which all events are known; None: all of them are."""
@@ -338,9 +341,9 @@ class Report:
                 spans = [(one.start, one.end) for one in own if one.kind == "compute"]
                 spans = merge_spans(spans, 0.0, record.summary.seconds)
                 # Of the events that the record has not, only the sum is known.
-                start = spans[-1][1] if spans else 0.0
+                last = spans[-1][1] if spans else 0.0
                 rest = device.compute - sum(end - start for start, end in spans)
-                spans = merge_spans([*spans, (start, start + rest)], 0.0, start + rest)
+                spans = merge_spans([*spans, (last, last + rest)], 0.0, last + rest)
                 works[self.records.index(record)][gpu.machine, gpu.number] = spans
         for number, move in zip(works, in_turns(list(works.values())), strict=True):
             self.records[number].move(move)

@@ -27,6 +27,28 @@ optimizer.step(closure)
 """
 
 
+# An optimizer that changes its own learning rate in its step.
+FALLING = """
+import torch
+
+
+class Falling(torch.optim.Optimizer):
+    def step(self):
+        for group in self.param_groups:
+            with torch.no_grad():
+                group["params"][0] -= group["lr"] * group["params"][0].grad
+            group["lr"] *= 0.5
+
+
+layer = torch.nn.Linear(2, 1, bias=False)
+optimizer = Falling(layer.parameters(), {"lr": 0.1})
+for _ in range(2):
+    optimizer.zero_grad()
+    layer(torch.tensor([[3.0, 4.0]])).sum().backward()
+    optimizer.step()
+"""
+
+
 # A module that changes the data, as torchvision's RandomCrop, and one in the model.
 RANDOM = """
 import torch
@@ -77,9 +99,10 @@ def recorded(in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a program in one process; returns its steps."""
     monkeypatch.chdir(tmp_path)
 
-    def run(text: str, **wishes: bool) -> list[Step]:
+    def run(text: str, **wishes: float) -> list[Step]:
         (tmp_path / "program.py").write_text(text)
-        settings = Settings(str(tmp_path / f"record-{len(wishes)}"), steps=1, **wishes)
+        folder = str(tmp_path / f"record-{len(wishes)}")
+        settings = Settings(folder, **{"steps": 1, **wishes})
         one = processes.start("one", [str(warm.python()), "program.py"], settings, None)
         processes.wait([one], 60)
         return one.records()[0].steps
@@ -89,6 +112,20 @@ def recorded(in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_gradients_are_those_that_a_closure_computes(recorded):
     assert recorded(CLOSURE)[0].gradients[0, :2].tolist() == [3.0, 4.0]
+
+
+def test_a_rate_is_multiplied_during_the_step_alone(recorded):
+    for wishes, factor in (({}, 1.0), ({"rate": 0.01}, 0.01)):
+        (step,) = recorded(FALLING.replace('group["lr"] *=', "_ ="), **wishes)
+        moved = (step.after - step.weights)[0, :2]
+        assert moved == pytest.approx([-0.3 * factor, -0.4 * factor], rel=1e-3)
+        assert step.options[0]["lr"] == 0.1
+
+
+def test_a_rate_that_the_step_changes_stays_changed(recorded):
+    for wishes, later in (({}, 0.05), ({"rate": 0.01}, 0.0005)):
+        rates = [step.options[0]["lr"] for step in recorded(FALLING, steps=2, **wishes)]
+        assert rates == pytest.approx([0.1, later])
 
 
 @pytest.mark.parametrize(

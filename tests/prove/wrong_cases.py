@@ -460,7 +460,7 @@ MEANS = [
         "own_mean",
     ),
     Fault(
-        "uneven_last_batch",  # rounding has changed the weights much by then
+        "uneven_last_batch",  # by this step, rounding has changed the weights
         "uneven",
         [("loss = total * world / len(batch)", "loss = total / len(mine)")],
         "own_mean",

@@ -26,15 +26,6 @@ def test_every_script_is_a_route_and_every_route_has_a_row():
     assert list(rows()) == list(routes.ROUTES)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name, (_, stem, _) in routes.ROUTES.items() if stem not in routes.TRAINED],
-)
-def test_a_row_begins_with_the_notebooks_last_line(name):
-    line = routes.stored_line(routes.ROUTES[name][1])
-    assert rows()[name].startswith(line) and line.endswith("| proof holds |")
-
-
 def test_a_row_of_a_script_of_plain_torch_is_what_a_run_gives():
     """Of one of them; all have the same curve (tests/lessons/test_same_curve.py)."""
     assert rows()["01 one GPU"].startswith(

@@ -231,9 +231,10 @@ def report(tmp_path):
     ]
     timeline = Timeline(events, lanes, 0.0, 1.25, "simulated: 8 × V100-16GB")
     memory = {lanes[0]: [(0.1, 1.0, 2**20, "activations"), (0.0, 1.25, 2**21, "parameters")]}
-    return report_page.write(
-        tmp_path / "r.html", "train.py", "text", timeline, memory, dict.fromkeys(lanes, 2**34)
-    )
+    path = tmp_path / "r.html"
+    capacities = dict.fromkeys(lanes, 2**34)
+    path.write_text(report_page.html("train.py", "text", timeline, memory, capacities))
+    return path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

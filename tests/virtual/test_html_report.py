@@ -57,13 +57,12 @@ def test_it_has_the_events_of_the_trace_and_the_peak_of_the_meter(tmp_path):
     assert "$ program.py</pre>" in text and "not as on a GPU:" in text
 
 
-def test_what_a_program_names_cannot_end_the_script(tmp_path):
+def test_what_a_program_names_cannot_end_the_script():
     event = Event(0, "compute", "forward", "</script><b>", 0.0, 1e-6)
     timeline = Timeline([event], ["cuda:0"], 0.0, 1e-6, "simulated")
-    page.write(tmp_path / "r.html", "a <b> &", "text <i>", timeline, {}, {"cuda:0": 2**30})
-    text = (tmp_path / "r.html").read_text()
+    text = page.html("a <b> &", "text <i>", timeline, {}, {"cuda:0": 2**30})
     assert text.count("</script>") == 1 and "a &lt;b&gt; &amp;" in text
-    assert data_of(tmp_path / "r.html")["events"]["names"] == ["</script><b>"]
+    assert data_of(text)["events"]["names"] == ["</script><b>"]
 
 
 def test_a_notebook_shows_a_part_of_the_time():
@@ -75,13 +74,12 @@ def test_a_notebook_shows_a_part_of_the_time():
     assert run["events"]["start"] == [0, 1e9]
 
 
-def test_a_long_run_has_at_most_so_many_points_and_keeps_the_peak(tmp_path):
+def test_a_long_run_has_at_most_so_many_points_and_keeps_the_peak():
     lives = [(i * 1e-6, (i + 3) * 1e-6, 512 + i % 7, "activations") for i in range(20_000)]
     lives.append((5e-3, 6e-3, 2**20, "other"))
     timeline = Timeline([], ["cuda:0"], 0.0, 1.0, "simulated")
-    arguments = ("", "", timeline, {"cuda:0": lives}, {"cuda:0": 2**30})
-    page.write(tmp_path / "r.html", *arguments)
-    (memory,) = data_of(tmp_path / "r.html")["memory"]
+    text = page.html("", "", timeline, {"cuda:0": lives}, {"cuda:0": 2**30})
+    (memory,) = data_of(text)["memory"]
     assert len(memory["times"]) <= page.MOST_POINTS
     assert max(map(sum, zip(*memory["bytes"], strict=True))) > 2**20 + 3 * 512
 

@@ -152,7 +152,7 @@ def _rows_are_exact(scene: Scene) -> bool:
     steps = scene.comparison.steps
     first = Scene(scene.comparison, next(s for s in steps if s.key[0] == scene.step.key[0]))
     own = rows_of(scene.one)
-    return not wrong_rows(first) and all(
+    return not (group_rows(first) or wrong_rows(first)) and all(
         match_rows(own, rows_of(band)) == (len(own), 0, 0) for band in scene.step.band
     )
 

@@ -106,7 +106,7 @@ class Recorder:
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         self.running.append(_Running(optimizer))
         if len(self.running) == 1:
-            self.running[0].take_part_of_the_step(self.settings.rate)
+            self.running[0].multiply_rates(self.settings.rate)
         self.gathered = {}
         if not callable(given):
             self.at_step(optimizer)
@@ -325,17 +325,21 @@ class _Running:
         self.step: Step | None = None
         self.recorded = False
         self.options = _options(optimizer)
-        self.rates = [group.get("lr") for group in optimizer.param_groups]
+        # (group, its learning rate, the one that it has during the step)
+        self.rates: list[tuple[dict, Any, Any]] = []
 
-    def take_part_of_the_step(self, share: float) -> None:
+    def multiply_rates(self, factor: float) -> None:
         """Multiply the learning rates, until put_rates_back."""
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            if share != 1 and rate is not None:
-                group["lr"] = rate * share
+        for group in self.optimizer.param_groups if factor != 1 else ():
+            rate = group.get("lr")
+            if rate is not None:
+                group["lr"] = rate * factor
+                self.rates.append((group, rate, group["lr"]))
 
     def put_rates_back(self) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            if rate is not None:
+        """Put them back, but for those that the step itself has changed."""
+        for group, rate, given in self.rates:
+            if group["lr"] is given:
                 group["lr"] = rate
 
 
