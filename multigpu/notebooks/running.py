@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,6 @@ def _run(notebook: "NotebookNode", origin: Path, target: Path, root: Path) -> li
 
 
 def _execute(notebook: "NotebookNode", script: str, target: Path) -> None:
-    import zmq
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -77,13 +77,16 @@ def _execute(notebook: "NotebookNode", script: str, target: Path) -> None:
 
     # Search no folders for kernelspecs: the kernel is then this Python.
     kernels = KernelSpecManager(kernel_dirs=[])
+    # Unix sockets in a private folder: other users of a cluster's node can reach TCP ports, and
+    # another program can take a free port before the kernel does.
+    sockets = tempfile.TemporaryDirectory()
     client = NotebookClient(
         notebook,
         km=AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=kernels,
-            # Encrypt, because other users of a cluster's node can reach the kernel's ports.
-            transport_encryption="auto" if zmq.has("curve") else "disabled",
+            transport="ipc",
+            ip=f"{sockets.name}/kernel",
         ),
         timeout=SECONDS_PER_CELL,
         record_timing=False,
@@ -93,7 +96,8 @@ def _execute(notebook: "NotebookNode", script: str, target: Path) -> None:
         # A `!command` that fails raises an exception.
         extra_arguments=["--InteractiveShell.system_raise_on_error=True"],
     )
-    with client.setup_kernel(cwd=str(target.parent), env=_environment(), cleanup_kc=True):
+    kernel = client.setup_kernel(cwd=str(target.parent), env=_environment(), cleanup_kc=True)
+    with sockets, kernel:
         for index, cell in enumerate(notebook.cells):
             tags = cell.metadata.get("tags")
             if cells.may_raise(cell):

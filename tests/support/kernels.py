@@ -3,6 +3,7 @@
 import os
 import queue
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,11 +25,23 @@ class Cell:
     shown: list[str] = field(default_factory=list)
 
 
+class PrivateKernel(KernelManager):
+    """A kernel behind Unix sockets in a folder of its own.
+
+    Jupyter chooses free TCP ports before the kernel starts. A program of another test can take
+    one meanwhile, and the kernel dies.
+    """
+
+    def __init__(self, **options: object):
+        self.sockets = tempfile.TemporaryDirectory()
+        super().__init__(transport="ipc", ip=f"{self.sockets.name}/kernel", **options)
+
+
 class Kernel:
     """A kernel of this Python in `folder`."""
 
     def __init__(self, folder: Path):
-        self.manager = KernelManager(
+        self.manager = PrivateKernel(
             kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
         )
         environment = os.environ | {

@@ -6,6 +6,8 @@ A plugin of pytest. nbval counts cells from 0, and prints a diff in which + is t
 import difflib
 from collections.abc import Iterable, Iterator
 
+import nbval.kernel
+from kernels import PrivateKernel
 from nbval.plugin import IPyNbCell, IPyNbFile, NbCellError
 from pytest import ExceptionInfo
 
@@ -88,7 +90,8 @@ def shown(line: str) -> str:
 
 
 def pytest_configure() -> None:
-    """From now on nbval collects these cells."""
+    """From now on nbval collects these cells, and starts these kernels."""
+    nbval.kernel.KernelManager = PrivateKernel
     collect_cells = IPyNbFile.collect
 
     def collect(self: IPyNbFile) -> Iterator[NumberedCell]:
