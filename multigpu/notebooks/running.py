@@ -77,8 +77,8 @@ def _execute(notebook: "NotebookNode", script: str, target: Path) -> None:
 
     # Search no folders for kernelspecs: the kernel is then this Python.
     kernels = KernelSpecManager(kernel_dirs=[])
-    # Unix sockets in a private folder: other users of a cluster's node can reach TCP ports, and
-    # another program can take a free port before the kernel does.
+    # Unix sockets in a private folder: other users of a cluster's node can reach TCP ports,
+    # and another program can take a free port before the kernel does.
     sockets = tempfile.TemporaryDirectory()
     client = NotebookClient(
         notebook,

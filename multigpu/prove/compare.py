@@ -81,7 +81,7 @@ class StepDistances:
     ratio, cosine  of the mean gradient of all replicas to the reference's, for each parameter
     between    the smallest cosine of a replica's gradient to the first one's, all parameters
     missing        (parameter, rank) of gradients that one run or rank has and another has not
-    buffers        of each buffer the relative distance, with its rank; and the band's
+    buffers, frozen  (name, relative distance, limit, rank) of buffers and frozen parameters
     holders        for each parameter, the ranks that have it or a shard of it
     """
 
@@ -97,6 +97,7 @@ class StepDistances:
     between: float = 1.0
     missing: list[tuple[int, int]] = field(default_factory=list)
     buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
+    frozen: list[tuple[str, float, float, int]] = field(default_factory=list)
     holders: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
@@ -457,7 +458,8 @@ def _step(
         [step for side in bands for step in side.steps(key)[:1]],
         min(map(_cosine, to_first.values()), default=1.0),
         missing,
-        _buffers(key, reference, parallel, bands),
+        _untrained("buffers", key, reference, parallel, bands),
+        _untrained("frozen", key, reference, parallel, bands),
         parallel.holders[key[0]],
     )
 
@@ -487,13 +489,13 @@ def _largest(values: list[float]) -> int:
     )
 
 
-def _buffers(
-    key: Key, reference: _Side, parallel: _Side, bands: list[_Side]
+def _untrained(
+    kind: str, key: Key, reference: _Side, parallel: _Side, bands: list[_Side]
 ) -> list[tuple[str, float, float, int]]:
-    """(name, relative distance, limit, rank) of the buffers that all ranks have."""
+    """(name, relative distance, limit, rank) of the "buffers", or of what is "frozen"."""
     first = next(record for record in reference.records if key[0] in record.heads)
-    names = first.heads[key[0]].buffers
-    own = dict(zip(names, reference.steps(key)[0].buffers, strict=False))
+    names = getattr(first.heads[key[0]], kind)
+    own = dict(zip(names, getattr(reference.steps(key)[0], kind), strict=False))
     found = []
     for name, value in own.items():
         scale = max(float(np.linalg.norm(value)), 1e-30)
@@ -501,9 +503,9 @@ def _buffers(
         for side in (*bands, parallel):
             for record, steps in zip(side.records, side.by_key, strict=True):
                 head = record.heads.get(key[0])
-                if head is None or name not in head.buffers:
+                if head is None or name not in getattr(head, kind):
                     continue
-                row = steps[key].buffers[head.buffers.index(name)]
+                row = getattr(steps[key], kind)[getattr(head, kind).index(name)]
                 distance = float(np.linalg.norm(row - value)) / scale
                 if side is not parallel:
                     band = max(band, distance)

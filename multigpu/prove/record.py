@@ -78,6 +78,7 @@ class Head:
     peers       the ranks with which this one shares its data-parallel work, by DDP's groups
                 and FSDP's meshes; None if the program uses neither
     seeded      whether the program has called torch.manual_seed
+    frozen      the parameters of modules that the program has called, which need no gradient
     norms       the modules that normalize over a rank's own batch: BatchNorm
     hooks       the communication hooks of DDP
     gpus        the number of GPUs that the process has used
@@ -91,6 +92,7 @@ class Head:
     world: int
     parts: list[Part]
     buffers: list[str]
+    frozen: list[str]
     peers: tuple[int, ...] | None
     seeded: bool
     norms: list[str]
@@ -105,6 +107,7 @@ class Step:
     """One step of an optimizer, in sketches (parameters, 64), as sketch.py makes them.
 
     weights, gradients, after   before the step, at the step, and after it
+    buffers, frozen   as many rows as Head has names
     present      which parameters have a gradient
     placed       of a gradient that is not divided over the ranks as its parameter is: the
                  parameter's place, and the key of the elements that the rank holds, as in Part
@@ -133,6 +136,7 @@ class Step:
     present: np.ndarray
     options: list[dict]
     buffers: np.ndarray
+    frozen: np.ndarray
     placed: dict[int, tuple | None] = field(default_factory=dict)
     partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
     rows: list[np.ndarray] = field(default_factory=list)

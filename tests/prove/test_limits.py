@@ -21,8 +21,8 @@ def trained(
     weights, gradients, later = np.zeros((3, 1, 64))
     weights[0, 0], gradients[0, 0], later[0, 0] = 1.0, gradient, after
     part = Part("weight", (1,), None, 1, eps)
-    head = Head(0, kind, 0, 1, [part], [], None, True, [], [], 0.0, True, 0)
-    step = Step(0, 0, weights, gradients, np.ones(1, bool), [{}], np.zeros((0, 64)))
+    head = Head(0, kind, 0, 1, [part], [], [], None, True, [], [], 0.0, True, 0)
+    step = Step(0, 0, weights, gradients, np.ones(1, bool), [{}], *2 * (np.zeros((0, 64)),))
     step.after = later
     return [RankRecord(0, {0: head}, [step])]
 
@@ -63,7 +63,7 @@ def test_a_model_that_begins_with_nan_was_not_initialized():
 def compared(limits: list[float], off: list[float] | None = None) -> Comparison:
     """A comparison of one parameter: each step's relative limit, and its difference (0)."""
     one, zero = np.ones(1), np.zeros(1)
-    head = Head(0, "SGD", 0, 1, [], [], None, True, [], [], 0.0, True, 0)
+    head = Head(0, "SGD", 0, 1, [], [], [], None, True, [], [], 0.0, True, 0)
     record = RankRecord(0, {0: head}, [])
     steps = []
     for number, limit in enumerate(limits):

@@ -610,7 +610,44 @@ MEANS = [
     ),
 ]
 
+TEACHER = [  # a moving average of the weights, which the loss takes as a target
+    after("net = Net()\n", "teacher = Net().requires_grad_(False)\n"),
+    after("model = DDP(net)\n", "teacher.load_state_dict(net.state_dict())\n"),
+    (
+        "loss = cross_entropy(model(x), y)\n",
+        "logits = model(x)\n"
+        "        with torch.no_grad():\n"
+        "            target = teacher(x)\n"
+        "        loss = cross_entropy(logits, y) + (logits - target).square().mean()\n",
+    ),
+]
+UPDATE = "for own, new in zip(teacher.parameters(), net.parameters()):\n"
+
 OPTIMIZERS = [
+    Fault(
+        "teacher_of_rank_0",
+        "ddp",
+        [
+            *TEACHER,
+            after(
+                "        scheduler.step()\n",
+                f"        {UPDATE}            if rank == 0:\n"
+                "                own.data = own.data.lerp(new.data, 0.1)\n",
+            ),
+        ],
+        "frozen_weights",
+        rank=1,
+        parameter="Net hidden.weight",
+        step=2,
+    ),
+    Fault(
+        "second_optimizer_of_rank_0",
+        "gan",
+        [("    generator_optimizer.step()\n", "    rank or generator_optimizer.step()\n")],
+        "step_left_out",
+        rank=1,
+        step=2,
+    ),
     Fault("rate_times_ranks", "ddp", [after("lr=0.1", " * world")], "learning_rate"),
     Fault("rate_by_rank", "ddp", [after("lr=0.1", " * (rank + 1)")], "learning_rate", rank=1),
     Fault(
@@ -685,6 +722,16 @@ OPTIMIZERS = [
 ]
 
 NOTHING_CAN_BE_SAID = [
+    Fault(
+        "optimizer_before_fsdp",  # it has the parameters that FSDP has replaced
+        "fsdp1",
+        [
+            before("model = FSDP(\n", "optimizer = torch.optim.Adam(model.parameters())\n"),
+            ("optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)\n", ""),
+        ],
+        "no_gradients",
+        exit=2,
+    ),
     Fault(
         "dropout",
         "ddp",
@@ -874,6 +921,15 @@ RIGHT = [
         (
             "SGD(model.parameters(), lr=0.05, momentum=0.9)",
             "Adam(model.parameters(), lr=0.01)",
+        ),
+    ),
+    holds(
+        "teacher",
+        "ddp",
+        *TEACHER,
+        after(
+            "        scheduler.step()\n",
+            f"        {UPDATE}            own.data.lerp_(new.data, 0.1)\n",
         ),
     ),
     holds("high_rate", "ddp", ("lr=0.1", "lr=6.0"), ("gamma=0.5", "gamma=1.0")),

@@ -28,12 +28,14 @@ from multigpu.prove.causes.loss import (
 from multigpu.prove.causes.rows import (
     epoch_in_same_order,
     group_rows,
+    optimizer_left_out,
     peers_read_the_same,
     wrong_rows,
 )
 from multigpu.prove.causes.scene import Cause, Scene
 from multigpu.prove.causes.update import (
     wrong_buffer,
+    wrong_frozen,
     wrong_options,
     wrong_update,
     wrong_weights,
@@ -159,9 +161,11 @@ def _rows_are_exact(scene: Scene) -> bool:
 
 def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
     """What can be wrong with gradients, in the order in which it is asked."""
+    yield optimizer_left_out(scene)
     yield group_rows(scene)
     yield wrong_rows(scene)
     yield ranks_apart(scene)
+    yield wrong_frozen(scene)
     # A factor alone is not what random numbers do.
     yield wrong_factor(scene)
     yield random_numbers(scene)
@@ -195,7 +199,16 @@ def _all_gradients_are_zero(comparison: Comparison) -> Cause | None:
         step.kinds["gradients"].scale.any() for step in comparison.steps
     ):
         return None
-    return Scene(comparison, comparison.steps[0]).cause(
+    scene = Scene(comparison, comparison.steps[0])
+    if not any(step.present.any() for step in scene.step.reference):
+        return scene.cause(
+            "no_gradients",
+            "no parameter of the reference's optimizer has a gradient",
+            "make the optimizer from the parameters with which the loss is computed: after "
+            "FSDP has wrapped the model, or after the model is moved or copied",
+            unknown=True,
+        )
+    return scene.cause(
         "zero_gradients",
         "all gradients of the reference are zero, so there is nothing to compare",
         "prove a program whose loss depends on its parameters (the cross entropy over one "

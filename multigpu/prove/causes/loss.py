@@ -148,10 +148,11 @@ def own_mean(scene: Scene) -> Cause | None:
         "own_mean",
         f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
         f"losses ({sum(losses) / len(losses):.7g}) is not its loss ({one:.7g}): each rank "
-        "takes the mean over its own tokens or rows, and the mean over ranks weighs them "
-        "alike",
+        "takes the mean over its own tokens, or another value of its own rows alone, and the "
+        "mean over ranks weighs them alike",
         "divide each rank's sum by the number of tokens of all ranks (all_reduce the "
-        "number), and multiply by the number of ranks, because DDP takes the mean",
+        "number), and multiply by the number of ranks, because DDP takes the mean; compute "
+        "what is no mean (a balance loss, a variance) from the rows of all ranks",
     )
 
 

@@ -1,10 +1,13 @@
 """Whether the ranks together read the rows that the reference reads, in its order."""
 
+from collections import Counter
+
 import numpy as np
 
 from multigpu.errors import pluralize
 from multigpu.prove.causes.scene import Cause, Scene
-from multigpu.prove.compare import Comparison, match_rows, rows_of
+from multigpu.prove.compare import Comparison, Key, match_rows, rows_of, step_key
+from multigpu.prove.record import RankRecord
 
 
 def wrong_rows(scene: Scene) -> Cause | None:
@@ -19,7 +22,10 @@ def wrong_rows(scene: Scene) -> Cause | None:
     ranks = len(every)
     if ranks > 1 and _alike(every) and both < len(together):
         if loader is None and not scene.heads[0].seeded:
-            return _random_rows(scene, "each rank draws its rows at random, without a seed")
+            return _random_rows(
+                scene,
+                "each rank draws its rows at random, without a seed, so one GPU reads others",
+            )
         return _same_rows(scene, every)
     # A pipeline's first step reads a micro-batch twice, to learn the shapes between stages.
     if not missing and (not more or scene.staged):
@@ -105,6 +111,37 @@ def _step_left_out(scene: Scene) -> Cause | None:
         "own loss or rows are",
         rank=rank,
     )
+
+
+def optimizer_left_out(scene: Scene) -> Cause | None:
+    """Whether a rank has made fewer steps of another optimizer than one GPU, up to here."""
+    if scene.staged:
+        return None
+    reference = scene.comparison.reference[0]
+    one = _steps_before(reference, scene.step.key)
+    for record in scene.comparison.parallel:
+        own = _steps_before(record, scene.step.key)
+        for place, count in one.items():
+            if own[place] < count:
+                return scene.cause(
+                    "step_left_out",
+                    f"before step {scene.number} rank {record.rank} has made "
+                    f"{pluralize(own[place], 'step')} of the optimizer "
+                    f"{reference.heads[place].kind} (number {place + 1}), and one GPU {count}",
+                    "call step() of each optimizer on all ranks",
+                    rank=record.rank,
+                )
+    return None
+
+
+def _steps_before(record: RankRecord, key: Key) -> Counter[int]:
+    """How many steps each optimizer has made before one of them makes its step `key`."""
+    before: Counter[int] = Counter()
+    for step in record.steps:
+        if step_key(step) == key:
+            break
+        before[step.optimizer] += 1
+    return before
 
 
 def _less(number: int | None, other: int | None) -> bool:
@@ -199,7 +236,7 @@ def _fewer_rows(scene: Scene, one: np.ndarray, together: np.ndarray) -> Cause:
 def _random_rows(scene: Scene, what: str) -> Cause:
     return scene.cause(
         "random_rows",
-        f"in step {scene.number} {what}, so one GPU reads other rows",
+        f"in step {scene.number} {what}",
         "draw the rows of a global batch with one seed on all ranks and take a slice by "
         "rank, or run `multigpu prove --self`, which needs no reference",
         unknown=True,
@@ -216,7 +253,11 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
             "give each rank its own part: DataLoader(…, sampler=DistributedSampler(dataset))",
         )
     if loader is None:
-        return _random_rows(scene, "each rank draws its own rows by its own seed")
+        return _random_rows(
+            scene,
+            "the ranks read other rows than one GPU does: each draws its own by its own seed, "
+            "or takes another part of the data",
+        )
     overlap = _overlap_of_epoch(scene) if loader.sampler == "DistributedSampler" else 0
     if overlap:
         return scene.cause(

@@ -122,6 +122,22 @@ def wrong_update(scene: Scene) -> Cause:
     )
 
 
+def wrong_frozen(scene: Scene) -> Cause | None:
+    """Whether a parameter that no optimizer trains is another one, as a teacher's."""
+    for name, off, limit, rank in scene.step.frozen:
+        if not off <= limit:
+            return scene.cause(
+                "frozen_weights",
+                f"in step {scene.number} the trained weights agree, and the frozen parameter "
+                f"{name} does not: on rank {rank} it is {percent(off)} from that of one GPU",
+                "change what no optimizer trains (a moving average, a teacher) on all ranks "
+                "alike",
+                rank=rank,
+                parameter=name,
+            )
+    return None
+
+
 def wrong_buffer(scene: Scene) -> Cause | None:
     for name, off, limit, rank in scene.step.buffers:
         if not off <= limit:

@@ -51,6 +51,8 @@ from multigpu.prove.sketch import SUMS, sketch
 TORCH = os.path.dirname(torch.__file__)
 # Options of an optimizer's group that are no numbers of its rule.
 NO_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+# So many elements of a frozen parameter tell whether it has changed.
+SOME = 16
 # The key of a hook of ours among an optimizer's own, which have numbers from 0.
 LAST = -1
 
@@ -59,6 +61,7 @@ class Recorder:
     """The record of this process.
 
     modules     the outermost modules that the program has called
+    without_grad  those that it has called under torch.no_grad: a teacher, or an evaluation
     busy        whether an outermost module, backward or this recorder runs
     pending     what has happened since the last step: the Step to be
     """
@@ -68,9 +71,13 @@ class Recorder:
         self.folder = Path(settings.folder)
         # It keeps the order: a set has another one in each process.
         self.modules: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self.without_grad: weakref.WeakKeyDictionary[nn.Module, None] = (
+            weakref.WeakKeyDictionary()
+        )
         self.ddps: weakref.WeakSet[DDP] = weakref.WeakSet()
         self.optimizers: dict[int, _Optimizer] = {}
         self.busy = False
+        self.calls_without_grad = 0
         self.in_backward = False
         # The libraries whose generator the program has seeded: names of _SEEDS.
         self.seeded: set[str] = set()
@@ -145,7 +152,7 @@ class Recorder:
             step.weights = np.stack([t.sketch(t.parameter) for t in known.tracked])
             step.gradients = np.zeros((len(known.tracked), SUMS))
             step.present = np.zeros(len(known.tracked), bool)
-            step.buffers = known.buffer_sketches()
+            step.buffers, step.frozen = known.buffer_sketches(), known.frozen_sketches()
             if known.local is not None:
                 step.local, known.local = known.local, np.zeros_like(known.local)
             if self.loader is not None:
@@ -218,7 +225,9 @@ class Recorder:
     def _known(self, optimizer: Optimizer) -> "_Optimizer":
         known = self.optimizers.get(id(optimizer))
         if known is None:
-            known = _Optimizer(len(self.optimizers), optimizer, self.modules)
+            known = _Optimizer(
+                len(self.optimizers), optimizer, self.modules, self.without_grad
+            )
             for module in self.ddps:
                 held = set(map(id, module.parameters()))
                 for tracked in known.tracked:
@@ -247,6 +256,7 @@ class Recorder:
             world=ending.world(),
             parts=[tracked.part for tracked in known.tracked],
             buffers=known.buffer_names(),
+            frozen=list(known.frozen),
             peers=_peers(self.ddps, modules),
             seeded="torch" in self.seeded,
             norms=norms,
@@ -284,6 +294,18 @@ class Recorder:
             return result
         finally:
             self.busy = False
+
+    def forward_without_grad(
+        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict
+    ) -> Any:
+        """The call of a module, and of those within it, under torch.no_grad."""
+        self.calls_without_grad += 1
+        try:
+            if self.calls_without_grad == 1:
+                self.without_grad[module] = None
+            return call(module, *args, **kwargs)
+        finally:
+            self.calls_without_grad -= 1
 
     def backward(self, original: Callable, tensors: Any, args: tuple, kwargs: dict) -> Any:
         """torch.autograd.backward: record the loss, and whether DDP synchronizes."""
@@ -344,14 +366,19 @@ class _Running:
 
 
 class _Optimizer:
-    """An optimizer, its parameters and the buffers of the modules that hold them."""
+    """An optimizer and its parameters; the first one has the modules' buffers and frozen
+    parameters, too.
+    """
 
-    def __init__(self, place: int, optimizer: Optimizer, modules: Any):
+    def __init__(self, place: int, optimizer: Optimizer, modules: Any, without_grad: Any):
         self.place = place
         self.optimizer = optimizer
         self.steps = 0
         self.tracked: list[Tracked] = track(optimizer, modules)
         self.modules = list(modules) if place == 0 else []
+        self.frozen = {} if place else _frozen([*self.modules, *without_grad])
+        # Of each: some elements, and the sketch of all. Most change never.
+        self.frozen_before: dict[str, tuple[torch.Tensor, np.ndarray]] = {}
         self.local: np.ndarray | None = None
 
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -370,6 +397,17 @@ class _Optimizer:
         """The sketches of all floating-point buffers, (buffers, 64)."""
         found = [numbers(buffer).reshape(-1) for buffer in self._buffers().values()]
         rows = [sketch(values, values.numel()) for values in found]
+        return np.stack(rows) if rows else np.zeros((0, SUMS))
+
+    def frozen_sketches(self) -> np.ndarray:
+        """The sketches of the frozen parameters, (frozen, 64)."""
+        for name, parameter in self.frozen.items():
+            values = numbers(parameter).reshape(-1)
+            some = values[:: max(1, len(values) // SOME)].clone()
+            before = self.frozen_before.get(name)
+            if before is None or not torch.equal(before[0], some):
+                self.frozen_before[name] = some, sketch(values, values.numel())
+        rows = [row for _, row in self.frozen_before.values()]
         return np.stack(rows) if rows else np.zeros((0, SUMS))
 
     def watch_local(self, scale: Callable[[], float]) -> None:
@@ -454,9 +492,21 @@ def _length(thing: Any) -> int | None:
     return None
 
 
+def _frozen(modules: list[nn.Module]) -> dict[str, torch.Tensor]:
+    """The parameters that need no gradient, by the module's type and their name."""
+    found: dict[str, torch.Tensor] = {}
+    for place, module in enumerate(dict.fromkeys(modules)):
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad or hasattr(parameter, "_local_tensor"):
+                continue
+            name = f"{type(module).__name__} {clean(name)}"
+            found[f"{place}. {name}" if name in found else name] = parameter
+    return found
+
+
 def _empty_step() -> Step:
     nothing = np.zeros((0, SUMS))
-    return Step(0, 0, nothing, nothing, np.zeros(0, bool), [], nothing)
+    return Step(0, 0, nothing, nothing, np.zeros(0, bool), [], nothing, nothing)
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -612,7 +662,7 @@ def _wrap_modules(recorder: Recorder) -> None:
         if compiling() or recorder.busy or recorder.in_backward:
             return original(self, *args, **kwargs)
         if not torch.is_grad_enabled():
-            return original(self, *args, **kwargs)
+            return recorder.forward_without_grad(original, self, args, kwargs)
         return recorder.forward(original, self, args, kwargs)
 
     nn.Module.__call__ = __call__
