@@ -37,6 +37,17 @@ judge(made).sigmoid().mean().backward()
 optimizers[1].step()
 """
 
+# A replica returns its loss.
+WITH_LOSS = """
+class WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y)
+"""
+
 # The rate grows with the rows that a step of all ranks reads, or with the ranks alone.
 SCALED = (wrong_cases.PROGRAMS / "ddp.py").read_text()
 for old, new in (
@@ -106,3 +117,21 @@ def test_numpy_is_seen_to_draw_a_whole_block() -> None:
     first, drew = randomness._row(Rows(), 7)
     assert drew and np.array_equal(first, randomness._row(Rows(), 7)[0])
     assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+@pytest.mark.slow
+def test_losses_of_replicas_that_are_added_are_named(
+    in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (right_cases.FOLDER / "data_parallel.py").read_text()
+    for old, new in (
+        ("nn.DataParallel(model.to", "nn.DataParallel(WithLoss(model).to"),
+        ("F.cross_entropy(model(x), y)", "model(x, y).sum()"),
+        ("torch.manual_seed(0)\n", f"{WITH_LOSS}\n\ntorch.manual_seed(0)\n"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "added.py").write_text(text)
+    proof = prove.run("python added.py", gpus=2, steps=2, timeout=60)
+    assert proof.cause and proof.cause.kind == "replicas_added", str(proof)

@@ -122,6 +122,15 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
             "divide by the number of ranks after all_reduce(SUM), or use ReduceOp.AVG",
             **more,
         )
+    gpus = scene.heads[0].gpus
+    if ranks == 1 < gpus and near(ratio, gpus) and near(losses[0], gpus * one):
+        return scene.cause(
+            "replicas_added",
+            f"{said}, and so is the loss: the losses of {gpus} replicas are added",
+            "take the mean of what DataParallel gathers, or compute the loss of the gathered "
+            "outputs",
+            **more,
+        )
     for number in sorted({micro, fewer}):
         if number > 1 and near(ratio, number):
             return _micro_batches(scene, said, micro, more)
