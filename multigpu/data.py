@@ -106,12 +106,6 @@ def num_classes(train: TensorDataset, test: TensorDataset) -> int:
     return int(max(train.tensors[1].max(), test.tensors[1].max())) + 1
 
 
-def checksum(train: TensorDataset) -> str:
-    """Eight hexadecimal characters (CRC-32) that differ between training sets."""
-    images, labels = (tensor.numpy().tobytes() for tensor in train.tensors)
-    return f"{zlib.crc32(images + labels):08x}"
-
-
 def _dataset(path: str | Path, part: str, x: np.ndarray, y: np.ndarray) -> TensorDataset:
     if x.ndim not in (3, 4) or len(x) == 0:
         raise UserError(
