@@ -67,18 +67,18 @@ def _layers_are_shared(scene: Scene) -> bool:
 
 
 def _outputs_differ(scene: Scene) -> bool:
-    """Whether a row has another output on a rank than on one GPU, with the same weights."""
+    """Whether a row has an output on a rank that it never has on one GPU.
+
+    It can have several in a step: a closure is called again, with other weights.
+    """
     one = _pairs(scene.one)
     if not len(one):
         return False
-    spread = max(float(np.abs(one[:, 1]).max()), 1e-30)
+    largest_row, spread = np.maximum(np.abs(one).max(axis=0), 1e-30)
     for step in scene.step.parallel:
         for row, output in _pairs(step):
-            place = int(np.argmin(np.abs(one[:, 0] - row)))
-            same = abs(one[place, 0] - row) <= 1e-6 * max(
-                float(np.abs(one[:, 0]).max()), 1e-30
-            )
-            if same and not abs(one[place, 1] - output) <= 1e-2 * spread:
+            outputs = one[np.abs(one[:, 0] - row) <= 1e-6 * largest_row, 1]
+            if len(outputs) and not (np.abs(outputs - output) <= 1e-2 * spread).any():
                 return True
     return False
 
