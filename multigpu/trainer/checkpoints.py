@@ -84,17 +84,6 @@ def _progress(run: Run) -> dict[str, Any]:
 # ---- files --------------------------------------------------------------------------------
 
 
-def save(run: Run, path: str | Path, weights_only: bool = False) -> None:
-    """Write a checkpoint of the current state. All ranks must call it."""
-    checkpoint_io.write(run.strategy, compose(run), path, weights_only)
-
-
-def folder(run: Run) -> Path:
-    """Where callbacks write checkpoints, or else default_root_dir."""
-    folders = (getattr(callback, "dirpath", None) for callback in run.callbacks)
-    return Path(next(filter(None, folders), run.settings.default_root_dir))
-
-
 def resolve_path(run: Run, ckpt_path: str | Path | None) -> str | None:
     """The path of the checkpoint file, the same on all ranks.
 

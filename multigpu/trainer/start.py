@@ -56,8 +56,6 @@ def run_stage(run: Run, task: Task) -> Any:
     for logger in run.loggers:
         logger.finalize("success")
     state.end()
-    if state.interrupted:
-        raise SystemExit(143)  # 128 + 15: a shell's exit code for a process that SIGTERM ended
     return returned
 
 
@@ -140,8 +138,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
             f"training starts with {pluralize(in_eval_mode, 'module')} in eval mode and keeps "
             f"this mode: call model.train() to change it."
         )
-    detects = torch.autograd.set_detect_anomaly(run.settings.detect_anomaly)
-    with run.sigterm.handled(), detects:
+    with torch.autograd.set_detect_anomaly(run.settings.detect_anomaly):
         run.fit_loop.fit()
     run.hooks.call("on_fit_end")
 

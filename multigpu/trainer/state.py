@@ -50,9 +50,8 @@ class State:
                    before the first run
     stage          the part of the run: "train", "sanity_check", "validate", "test", "predict";
                    None between runs
-    finished       whether the last run ended without an exception and without a SIGTERM
+    finished       whether the last run ended without an exception
     should_stop    True ends training after this batch; users and callbacks set it
-    interrupted    whether a SIGTERM ended the run
     num_batches    this rank's batches by "train", "val", "test", "predict": an epoch's, or a
                    list for several dataloaders; infinity without a length
     loaders        the user's dataloaders by the same names; "train": this rank's shard
@@ -64,7 +63,6 @@ class State:
     stage: str | None = None
     finished: bool = False
     should_stop: bool = False
-    interrupted: bool = False
     progress: Progress = field(default_factory=Progress)
     metrics: Metrics = field(default_factory=Metrics)
     num_batches: dict[str, Any] = field(default_factory=dict)
@@ -77,11 +75,10 @@ class State:
         self.fn = fn
         self.stage = "train" if fn == "fit" else fn
         self.finished = False
-        self.interrupted = False
         self.metrics.clear()
 
     def end(self, failed: bool = False) -> None:
-        self.finished = not failed and not self.interrupted
+        self.finished = not failed
         self.stage = None
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:

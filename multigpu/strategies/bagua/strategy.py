@@ -70,16 +70,6 @@ class BaguaStrategy(DDPStrategy):
         """False for async after its warm-up."""
         return self.algorithm.ranks_step_together
 
-    def agree_after_batch(self, flags: list[int]) -> list[int]:
-        """The maximum of each flag over all ranks; for async the flags that are agreed."""
-        if self.ranks_step_together:
-            return super().agree_after_batch(flags)
-        return self.algorithm.agree_after_batch(flags)
-
-    def agree_after_epoch(self, flags: list[int]) -> list[int]:
-        """For async: wait for all ranks, and return the maximum of each flag."""
-        return self.algorithm.agree_after_epoch(flags, self.all_reduce_max)
-
     def close(self) -> None:
         """Finish the algorithm's communication on all ranks, and remove its hooks."""
         self.algorithm.close()
