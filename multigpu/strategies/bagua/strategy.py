@@ -35,9 +35,9 @@ class BaguaStrategy(DDPStrategy):
     """One process per device, as in ddp, with one of Bagua's algorithms for communication.
 
     algorithm    a name in ALGORITHMS
-    **keywords   the algorithm's own arguments, with Bagua's names and meaning: hierarchical,
-                 average, peer_selection_mode, communication_interval, sync_interval_ms, …
-                 Only one default differs: hierarchical is False for all algorithms.
+    **keywords   the algorithm's own arguments, with Bagua's names and meaning:
+                 peer_selection_mode, communication_interval, sync_interval_ms, … Bagua's
+                 `hierarchical` and `average` are not here: as with False and True.
     """
 
     name = "bagua"
