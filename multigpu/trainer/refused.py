@@ -68,6 +68,7 @@ REFUSED = {
     "ModelPruning": "use torch.nn.utils.prune",
     "OnExceptionCheckpoint": "give ModelCheckpoint(every_n_train_steps=…)",
     "ModelSummary": "print(model)",
+    "ProgressBar": "subclass TQDMProgressBar, or write a Callback that prints",
     "RichModelSummary": "print(model)",
     "RichProgressBar": "use TQDMProgressBar",
     "RichProgressBarTheme": "use TQDMProgressBar",

@@ -18,7 +18,6 @@ from multigpu.trainer.callbacks import (
     Callback,
     EarlyStopping,
     ModelCheckpoint,
-    ProgressBar,
     TQDMProgressBar,
 )
 from multigpu.trainer.check_model import check_model
@@ -110,10 +109,10 @@ class Trainer(Settings):
         else:
             callbacks = [] if given is None else [given]
         defaults = {
-            "checkpointing": (ModelCheckpoint, ModelCheckpoint),
-            "progress_bar": (ProgressBar, TQDMProgressBar),
+            "checkpointing": ModelCheckpoint,
+            "progress_bar": TQDMProgressBar,
         }
-        for name, (kind, default) in defaults.items():
+        for name, kind in defaults.items():
             has = any(isinstance(callback, kind) for callback in callbacks)
             if has and enabled[name] is False:
                 raise UserError(
@@ -122,7 +121,7 @@ class Trainer(Settings):
                 )
             trial = self.fast_dev_run and name == "checkpointing"
             if not has and enabled[name] is not False and not trial:
-                callbacks.append(default())
+                callbacks.append(kind())
         stateful = [cb for cb in callbacks if is_overridden("state_dict", cb, Callback)]
         keys = [callback.state_key for callback in stateful]
         if duplicate := next((key for key in keys if keys.count(key) > 1), None):
@@ -422,8 +421,8 @@ class Trainer(Settings):
         return self._first(EarlyStopping)
 
     @property
-    def progress_bar_callback(self) -> ProgressBar | None:
-        return self._first(ProgressBar)
+    def progress_bar_callback(self) -> TQDMProgressBar | None:
+        return self._first(TQDMProgressBar)
 
     def _first(self, kind: type[Callback]) -> Any:
         return next((cb for cb in self.callbacks if isinstance(cb, kind)), None)

@@ -43,7 +43,7 @@ ARGUMENTS = {
     ),
     "misspelt": ({"max_epoch": 3}, ("'max_epoch'", "'max_epochs' or 'min_epochs'")),
     "a bar that is off": (
-        {"enable_progress_bar": False, "callbacks": [L.callbacks.ProgressBar()]},
+        {"enable_progress_bar": False, "callbacks": [L.callbacks.TQDMProgressBar()]},
         ("enable_progress_bar=False", "ProgressBar"),
     ),
     "two savers": (BOTH, ("enable_checkpointing=False", "ModelCheckpoint")),

@@ -25,18 +25,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-class ProgressBar(Callback):
-    """The base class of progress bars: a subclass draws the bar."""
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The metrics that the bar shows: those logged with prog_bar=True."""
-        return dict(trainer.progress_bar_metrics)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        builtins.print(*args, **kwargs)
-
-
-class TQDMProgressBar(ProgressBar):
+class TQDMProgressBar(Callback):
     """Draw one tqdm bar per epoch, validation, test and prediction, on rank 0.
 
     If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
@@ -54,6 +43,10 @@ class TQDMProgressBar(ProgressBar):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_bar": None}  # a bar cannot be pickled
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The metrics that the bar shows: those logged with prog_bar=True."""
+        return dict(trainer.progress_bar_metrics)
 
     def print(
         self, *args: Any, sep: str = " ", end: str = "\n", file: Any = None, **kwargs: Any
