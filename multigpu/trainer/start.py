@@ -178,9 +178,7 @@ def _configure_optimizers(run: Run) -> None:
     strategy = run.strategy
     module = run.module
     automatic = module.automatic_optimization
-    if automatic:
-        check_model.check_training_step(module)
-    else:
+    if not automatic:
         check_model.check_manual_optimization(run)
     with run.log.within("configure_optimizers"):
         returned = module.configure_optimizers()

@@ -129,12 +129,6 @@ MISSING = {
         lambda run: run.predict(Bare(), [1]),
         ("Bare", "predict_step", "forward"),
     ),
-    "an optimizer's index": (
-        lambda run: run.fit(
-            changed(training_step=lambda self, batch, batch_idx, optimizer_idx: None), [1]
-        ),
-        ("optimizer_idx", "automatic_optimization = False"),
-    ),
     "no model": (lambda run: run.predict(), ("trainer.predict", "no model")),
     "no data": (
         lambda run: run.fit(Net()),
