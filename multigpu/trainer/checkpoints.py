@@ -29,7 +29,6 @@ def compose(run: Run) -> dict[str, Any]:
     rank has its own random states and hooks can contain collectives.
     """
     module = run.module
-    datamodule = run.datamodule
     progress = run.state.progress
     schedulers = [config.scheduler for config in run.schedulers]
     content: dict[str, Any] = {
@@ -48,11 +47,11 @@ def compose(run: Run) -> dict[str, Any]:
     }
     if run.precision.scaler is not None:
         content["MixedPrecision"] = run.precision.scaler.state_dict()
-    for part in (module, datamodule):
-        if part is not None and part.hparams:
-            content[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
-            if name := getattr(part, "_hparams_name", None):
-                content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
+    if module.hparams:
+        content["hyper_parameters"] = dict(module.hparams)
+        if module._hparams_name:
+            content["hparams_name"] = module._hparams_name
+    datamodule = run.datamodule
     if datamodule is not None and (state := datamodule.state_dict()):
         content[type(datamodule).__qualname__] = state
     with run.log.within("on_save_checkpoint"):

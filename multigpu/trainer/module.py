@@ -30,9 +30,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
                              steps the optimizers
     """
 
-    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
-    CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
-
     automatic_optimization: bool = True
     strict_loading: bool = True
 
