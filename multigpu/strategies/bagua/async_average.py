@@ -132,7 +132,7 @@ class AsyncModelAverage(Algorithm):
         """Bytes that this rank sends per round, vote included: the mean of three rounds.
 
         Call it while nothing else is sent. The count begins and ends between two rounds, so it
-        contains only whole rounds. (It can have one vote more or less, which is 50 bytes.)
+        contains only whole rounds, and at most one vote more or less.
         """
         with self.round_lock:
             before = wire.bytes_sent()
