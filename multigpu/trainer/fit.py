@@ -204,22 +204,12 @@ class FitLoop:
         run = self.run
         results = self.results
         metrics = run.state.metrics
-        several = results.ranks > 1
-        if several and results.sync_steps and not self.together:
-            run.state.warn_once(
-                f"self.log(sync_dist=True) of a step: with {run.strategy.name} the ranks do "
-                f"not wait for each other in a step, so the value is rank 0's; log it with "
-                f"on_step=False, on_epoch=True for the mean over the ranks."
-            )
-        exchanges = several and self.together and self.exchanges
-        if self.reads_steps and (exchanges or results.any_fresh):
-            metrics.update(results.step_metrics(exchanges))
-        run.hooks.call("on_train_batch_end", outputs, batch, index)
         every = run.settings.log_every_n_steps
         logs = steps and bool(every) and (self.progress.batches_that_stepped + 1) % every == 0
-        exchanges = exchanges or (several and self.together and logs)
-        if exchanges or results.any_fresh:
-            metrics.update(results.step_metrics(exchanges))
+        if self.reads_steps:
+            metrics.update(results.step_metrics(self.together and self.exchanges))
+        run.hooks.call("on_train_batch_end", outputs, batch, index)
+        metrics.update(results.step_metrics(self.together and (self.exchanges or logs)))
         if logs or (run.settings.fast_dev_run and steps):
             # Also values of earlier batches: a name that is logged only in some batches would
             # otherwise be lost.

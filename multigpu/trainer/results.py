@@ -8,7 +8,7 @@ Once any rank has logged a step's value with sync_dist, the ranks exchange value
 step, because any callback can read them. The all-reduce at the end of each batch makes this
 known to all ranks, and a run's first batch always exchanges. There is one exception: if the
 run's first sync_dist value is logged after the first batch, in a step whose values do not go
-to the loggers, callbacks read this rank's value in this step. The next step reduces it.
+to the loggers, callbacks read this rank's value in this step.
 """
 
 import functools
@@ -49,7 +49,6 @@ class Entry:
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
-    waiting: bool = False  # logged since the ranks last exchanged values
     arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
     plain_name: str = field(init=False)
@@ -64,36 +63,43 @@ class Entry:
         self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
         self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
-    def exchanged_late(self) -> bool:
-        """Whether a value over all ranks was not exchanged in the batch that logged it."""
-        return self.waiting and self.sync
-
     def settings(self) -> tuple:
         """The fields from which another rank makes the same Entry."""
         return tuple(getattr(self, name) for name in Entry.__slots__[:9])
 
 
-class Reported:
-    """Values by name, for each reader: the loggers, the callbacks, the progress bar.
+@dataclass
+class Metrics:
+    """Values by name, for each reader: callbacks, loggers, the progress bar.
 
     loaders   name for the loggers → the dataloader in whose batches it was logged
     """
 
-    def __init__(self, pairs: Iterable[tuple[Entry, Any]], on_step: bool, training: bool):
-        self.logger: dict[str, Any] = {}
-        self.progress_bar: dict[str, Any] = {}
-        self.callback: dict[str, Any] = {}
-        self.loaders: dict[str, int | None] = {}
-        for entry, value in pairs:
-            name = entry.step_name if on_step else entry.epoch_name
-            if entry.logger:
-                self.logger[name] = value
-                self.loaders[name] = entry.dataloader_idx
-            if entry.prog_bar:
-                self.progress_bar[name] = value
-            if training or not on_step:
-                self.callback[entry.plain_name] = value
-                self.callback[name] = value
+    callback: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
+    progress_bar: dict[str, Any] = field(default_factory=dict)
+    loaders: dict[str, int | None] = field(default_factory=dict)
+
+    def update(self, other: "Metrics") -> None:
+        """Add the other's values; they replace values of the same name."""
+        for name, values in vars(self).items():
+            values.update(getattr(other, name))
+
+
+def report(pairs: Iterable[tuple[Entry, Any]], on_step: bool, training: bool) -> Metrics:
+    """The entries' values, under the names of a step's or of an epoch's values."""
+    metrics = Metrics()
+    for entry, value in pairs:
+        name = entry.step_name if on_step else entry.epoch_name
+        if entry.logger:
+            metrics.logged[name] = value
+            metrics.loaders[name] = entry.dataloader_idx
+        if entry.prog_bar:
+            metrics.progress_bar[name] = value
+        if training or not on_step:
+            metrics.callback[entry.plain_name] = value
+            metrics.callback[name] = value
+    return metrics
 
 
 class Results:
@@ -173,7 +179,6 @@ class Results:
                 )
             logged_before = entry.fresh
             entry.fresh = True
-            entry.waiting = True
             self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
@@ -262,16 +267,14 @@ class Results:
             )
         return 1 if rows is None else rows
 
-    def step_metrics(self, exchange: bool) -> Reported:
+    def step_metrics(self, exchange: bool) -> Metrics:
         """Return the step values of this batch.
 
         exchange   reduce sync_dist values over the ranks; must be the same on all ranks
         """
         exchange = exchange and self.ranks > 1
         fresh = {
-            key: entry
-            for key, entry in self.entries.items()
-            if entry.on_step and (entry.fresh or (exchange and entry.exchanged_late()))
+            k: entry for k, entry in self.entries.items() if entry.on_step and entry.fresh
         }
         values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
@@ -283,8 +286,6 @@ class Results:
                     if entry.sync
                 }
             )
-            for entry in fresh.values():
-                entry.waiting = False
             for key in dict.fromkeys(key for logged in of_ranks for key in logged):
                 pairs = [logged[key] for logged in of_ranks if key in logged]
                 reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
@@ -292,13 +293,13 @@ class Results:
                 values[key] = (total / (len(pairs) if reduce == "mean" else 1)).float()
         pairs = {key: (entry, values[key]) for key, entry in fresh.items()}
         self.last.update(pairs)
-        return Reported(pairs.values(), on_step=True, training=self.training)
+        return report(pairs.values(), on_step=True, training=self.training)
 
-    def last_step_metrics(self) -> Reported:
+    def last_step_metrics(self) -> Metrics:
         """Return each name's last reported step value, as old as the epoch's first batch."""
-        return Reported(self.last.values(), on_step=True, training=self.training)
+        return report(self.last.values(), on_step=True, training=self.training)
 
-    def epoch_metrics(self) -> Reported:
+    def epoch_metrics(self) -> Metrics:
         """Return the epoch's values over all batches and ranks.
 
         All ranks must call it, even a rank that has logged nothing.
@@ -320,7 +321,7 @@ class Results:
             ]
         else:
             pairs = self._reduce_over_ranks(totals)
-        return Reported(pairs, on_step=False, training=self.training)
+        return report(pairs, on_step=False, training=self.training)
 
     def _reduce_over_ranks(
         self, totals: dict[tuple, tuple]

@@ -12,8 +12,9 @@ import torch
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.devices import to_cpu
 from multigpu.trainer import checkpoints
+from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Task
-from multigpu.trainer.state import Metrics, Progress
+from multigpu.trainer.state import Progress
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer

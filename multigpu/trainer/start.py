@@ -15,6 +15,7 @@ from multigpu.trainer.fit import FitLoop
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
 from multigpu.trainer.precision import Precision
+from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.step import LightningOptimizer, check_closure
 from multigpu.trainer.transfer import BatchTransfer
@@ -208,7 +209,7 @@ def _sanity_check(run: Run, data: FitData) -> None:
         data.load_validation()
         data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
     run.hooks.call("on_sanity_check_end")
-    state.metrics.clear()
+    state.metrics = Metrics()
     state.stage = "train"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multigpu.launch.world import is_rank_zero
-from multigpu.trainer.results import Reported
+from multigpu.trainer.results import Metrics
 
 
 @dataclass(slots=True)
@@ -20,26 +20,6 @@ class Progress:
     current_epoch: int = 0
     global_step: int = 0
     batches_that_stepped: int = 0
-
-
-@dataclass(slots=True)
-class Metrics:
-    """The newest values by name, for callbacks, for loggers and for the progress bar."""
-
-    callback: dict[str, Any] = field(default_factory=dict)
-    logged: dict[str, Any] = field(default_factory=dict)
-    progress_bar: dict[str, Any] = field(default_factory=dict)
-
-    def update(self, reported: Reported) -> None:
-        self.callback.update(reported.callback)
-        self.logged.update(reported.logger)
-        self.progress_bar.update(reported.progress_bar)
-
-    def clear(self) -> None:
-        """Make new dicts, so dicts that a user has kept do not change."""
-        self.callback = {}
-        self.logged = {}
-        self.progress_bar = {}
 
 
 @dataclass(slots=True)
@@ -75,7 +55,7 @@ class State:
         self.fn = fn
         self.stage = "train" if fn == "fit" else fn
         self.finished = False
-        self.metrics.clear()
+        self.metrics = Metrics()
 
     def end(self, failed: bool = False) -> None:
         self.finished = not failed

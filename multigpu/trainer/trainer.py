@@ -27,7 +27,6 @@ from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
 from multigpu.trainer.loggers.logger import DummyLogger
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import LRSchedulerConfig
-from multigpu.trainer.precision import Precision
 from multigpu.trainer.refused import refused_method
 from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.settings import Settings
@@ -366,10 +365,6 @@ class Trainer(Settings):
         """The strategy's wrapper of the module (e.g. DDP); without one, the module itself."""
         model = self.run.model if self.run else None
         return model.module if isinstance(model, StepModule) else model
-
-    @property
-    def precision_plugin(self) -> Precision | None:
-        return self.run.precision if self.run else None
 
     @property
     def train_dataloader(self) -> Any:
