@@ -8,7 +8,7 @@ Once any rank has logged a step's value with sync_dist, the ranks exchange value
 step, because any callback can read them. The all-reduce at the end of each batch makes this
 known to all ranks, and a run's first batch always exchanges. There is one exception: if the
 run's first sync_dist value is logged after the first batch, in a step whose values do not go
-to the loggers, callbacks read this rank's value in this step.
+to the loggers, callbacks read this rank's value in this step. The next step reduces it.
 """
 
 import functools
@@ -49,6 +49,7 @@ class Entry:
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
+    waiting: bool = False  # logged since the ranks last exchanged values
     arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
     plain_name: str = field(init=False)
@@ -179,6 +180,7 @@ class Results:
                 )
             logged_before = entry.fresh
             entry.fresh = True
+            entry.waiting = True
             self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
@@ -274,7 +276,9 @@ class Results:
         """
         exchange = exchange and self.ranks > 1
         fresh = {
-            k: entry for k, entry in self.entries.items() if entry.on_step and entry.fresh
+            key: entry
+            for key, entry in self.entries.items()
+            if entry.on_step and (entry.fresh or (exchange and entry.sync and entry.waiting))
         }
         values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
@@ -286,6 +290,8 @@ class Results:
                     if entry.sync
                 }
             )
+            for entry in fresh.values():
+                entry.waiting = False
             for key in dict.fromkeys(key for logged in of_ranks for key in logged):
                 pairs = [logged[key] for logged in of_ranks if key in logged]
                 reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
