@@ -86,13 +86,6 @@ class HyperparametersMixin:
             self._hparams = AttributeDict()
         return self._hparams
 
-    @hparams.setter
-    def hparams(self, hparams: Any) -> None:
-        raise UserError(
-            f"{type(self).__name__} sets self.hparams, as before Lightning 1.0: call "
-            f"self.save_hyperparameters(hparams) instead."
-        )
-
 
 def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """The arguments with these names; all arguments if `names` is empty."""

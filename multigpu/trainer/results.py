@@ -23,13 +23,28 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import count_rows
-from multigpu.trainer.log_rules import OUTSIDE_BATCH, check_hook_logs
 
 # How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 # DataParallel's replicas log from several threads. The lock is global because Results is
 # pickled, and a lock cannot be pickled.
 LOCK = threading.Lock()
+# The hooks in which `self.log` is allowed, as in Lightning.
+LOOPS = ("train", "validation", "test")
+WITHIN_BATCH = frozenset(
+    ["training_step", "validation_step", "test_step"]
+    + [
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+    ]
+    + [f"on_{loop}_batch_{end}" for loop in LOOPS for end in ("start", "end")]
+)
+OUTSIDE_BATCH = frozenset(
+    [f"on_{loop}_{when}" for loop in LOOPS for when in ("start", "epoch_start", "epoch_end")]
+    + [f"{loop}_epoch_end" for loop in ("training", "validation", "test")]
+)
 
 
 @dataclass(slots=True)
@@ -402,3 +417,16 @@ def _mean_or_total(entry: Entry, total: Any, weight: float | None) -> Any:
     if entry.reduce != "mean" or weight is None:
         return total
     return total / weight if weight else math.nan
+
+
+def check_hook_logs(hook: str, name: str) -> None:
+    """Raises UserError if values that are logged in `hook` would be lost.
+
+    hook   the hook that runs; "" outside of a loop's hooks
+    """
+    if hook not in WITHIN_BATCH and hook not in OUTSIDE_BATCH:
+        where = f"in {hook}" if hook else "outside of the steps and their hooks"
+        raise UserError(
+            f"self.log({name!r}) {where}: values are not collected there. Log in a step or at "
+            f"an epoch's end, or give the number to self.logger.log_metrics."
+        )

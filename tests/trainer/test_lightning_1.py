@@ -197,15 +197,6 @@ def test_the_index_of_the_only_optimizer_stays_at_its_default():
     assert model.indices == (0, 0)
 
 
-def test_what_modules_did_before_lightning_1_names_the_alternative():
-    class Sets(plain_net.Net):
-        def __init__(self):
-            super().__init__()
-            self.hparams = {"lr": 0.1}
-
-    names(Sets, "self.hparams", "save_hyperparameters(hparams)")
-
-
 @pytest.mark.parametrize("name", ["add_argparse_args", "from_argparse_args", "tune"])
 def test_a_method_that_is_gone_names_what_to_do(name):
     names(lambda: getattr(L.Trainer, name)(None), name, "Lightning itself")

@@ -30,7 +30,7 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
     assert lightning - this - set(REFUSED) - set(RENAMED) == set()
 
 
-@pytest.mark.parametrize("name", ["max_time", "tpu_cores"])
+@pytest.mark.parametrize("name", ["max_time", "progress_bar_refresh_rate"])
 def test_a_refused_argument_names_the_replacement(name):
     names(lambda: L.Trainer(**{name: True}), name, sentence(name))
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from multigpu.errors import UserError
-from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.monitor import (
     IS_BETTER,
@@ -133,14 +132,7 @@ class ModelCheckpoint(Callback):
         previous folder is deleted.
         """
         self.best_model_path = state_dict["best_model_path"]
-        previous = state_dict["dirpath"]
-        if self.dirpath not in (None, previous):
-            if is_rank_zero():
-                warnings.warn(
-                    f"the checkpoints' folder was {previous} and is now {self.dirpath}: "
-                    "the checkpoints in the previous folder are not deleted.",
-                    stacklevel=2,
-                )
+        if self.dirpath not in (None, state_dict["dirpath"]):
             return
         for name in STATE:
             setattr(self, name, copy(state_dict[name]))
@@ -149,11 +141,6 @@ class ModelCheckpoint(Callback):
 
     def setup(self, trainer, pl_module, stage):
         self.dirpath = trainer.strategy.broadcast(self.dirpath or _default_folder(trainer))
-        writes = stage == "fit" and trainer.is_global_zero and self.save_top_k
-        if writes and os.path.isdir(self.dirpath) and os.listdir(self.dirpath):
-            warnings.warn(
-                f"Checkpoint directory {self.dirpath} exists and is not empty.", stacklevel=2
-            )
 
     def on_train_start(self, trainer, pl_module):
         self._has_validated = False
@@ -192,7 +179,7 @@ class ModelCheckpoint(Callback):
             return self._save_on_train_epoch_end
         if trainer.check_val_every_n_epoch != 1:
             return False
-        return not _num_val_batches(trainer) or trainer.val_check_interval == 1.0
+        return not sum(trainer.num_val_batches) or trainer.val_check_interval == 1.0
 
     # ---- files ----------------------------------------------------------------------------
 
@@ -366,8 +353,3 @@ def _default_folder(trainer: Trainer) -> str:
         version = f"version_{version}"
     root = logger.save_dir or trainer.default_root_dir
     return os.path.join(root, str(logger.name), version, "checkpoints")
-
-
-def _num_val_batches(trainer: Trainer) -> float:
-    batches = trainer.num_val_batches
-    return sum(batches) if isinstance(batches, list) else batches
