@@ -7,6 +7,7 @@ trainer.estimated_stepping_batches. A sanity check makes the validation dataload
 from typing import Any
 
 from multigpu.errors import UserError
+from multigpu.launch.rendezvous import same_everywhere
 from multigpu.trainer import dataloaders
 from multigpu.trainer.evaluate import EvaluationLoop
 from multigpu.trainer.run import Run
@@ -40,6 +41,7 @@ class FitData:
             )
         has_step = run.hooks.overrides("validation_step")
         has_loader = run.has_loader("val")
+        self._same("whether there are validation dataloaders", has_loader)
         limited = run.settings.limit_val_batches == 0
         self.validates = has_step and has_loader and not limited
         if has_step and not has_loader and not limited:
@@ -60,6 +62,8 @@ class FitData:
         if self.loader is not None or settings.limit_train_batches == 0:
             return
         train = dataloaders.one_loader(dataloaders.find(run, "train"))
+        sized = dataloaders.num_batches(train) < float("inf")
+        self._same("the kind of training dataloader (with a length, or without)", sized)
         self.loader = dataloaders.prepare_for_rank(
             settings, run.strategy, train, training=True
         )
@@ -82,7 +86,13 @@ class FitData:
         if not self.validates or self.validation is not None:
             return
         found = dataloaders.as_list(dataloaders.find(self.run, "val"))
+        self._same("the number of validation dataloaders", len(found))
         self.validation = EvaluationLoop(self.run, "validate", found)
+
+    def _same(self, what: str, value: Any) -> None:
+        """Raises UserError on all ranks if the ranks' values differ."""
+        strategy = self.run.strategy
+        same_everywhere(strategy.world, what, value, strategy.gather_objects)
 
     def _shortest_of_ranks(self, batches: float) -> float:
         """Return the smallest number of batches of any rank; unsharded loaders can differ."""
