@@ -61,12 +61,14 @@ REFUSED = {
     "SimpleProfiler": PROFILER,
     # arguments of callbacks
     "process_position": "leave it out",
+    "log_rank_zero_only": "leave it out",
     "log_momentum": "log it in a Callback",
     "log_weight_decay": "log it in a Callback",
     "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
     # arguments of self.log
     "sync_dist_group": "call torch.distributed.all_reduce, and log the result",
+    "metric_attribute": "leave it out",
     "rank_zero_only": "call self.log on rank 0 only, if self.trainer.is_global_zero",
     # loggers and their arguments
     "default_hp_metric": "leave it out",

@@ -4,8 +4,8 @@ import warnings
 
 import plain_net
 import torch
-from numbered_rows import Net, Rows, changed, trainer
-from torch.utils.data import DataLoader, SequentialSampler
+from numbered_rows import Rows, changed, trainer
+from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 
@@ -24,15 +24,6 @@ def says(function, *facts):
 
 
 # ---- data -----------------------------------------------------------------------------------
-
-
-def test_overfit_batches_reads_in_order_and_says_so(tmp_path):
-    net = Net()
-    run = trainer(tmp_path, overfit_batches=2, max_epochs=2)
-    loader = DataLoader(Rows(8), 2, shuffle=True)
-    assert says(lambda: run.fit(net, loader, loader), "overfit", "train", "shuffling")
-    assert net.rows == [[0, 1], [2, 3]] * 4
-    assert isinstance(run.val_dataloaders.sampler, SequentialSampler)
 
 
 # ---- logging --------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 import inspect
 import math
 import re
-from types import SimpleNamespace
 
 import lightnings
 import plain_net
 import pytest
 import small_net
 import torch
-from lightnings import fake, fit
+from lightnings import fit
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
@@ -78,30 +77,6 @@ def test_mistakes_with_early_stopping(lightning, tmp_path):
         fit(tmp_path, callbacks.EarlyStopping("val_los"), SCORES[:1])
     with pytest.raises(UserError, match=r"EarlyStopping.*'auto'.*'min'.*'max'"):
         callbacks.EarlyStopping("x", mode="auto")
-
-
-def test_one_rank_stops_all(capsys):
-    decisions = []
-
-    def one_other_rank_stops(decision, all=True):
-        decisions.append((decision, all))
-        return True
-
-    trainer = fake(
-        strategy=SimpleNamespace(reduce_boolean_decision=one_other_rank_stops),
-        callback_metrics={"a": torch.tensor(1.0)},
-        world_size=2,
-        global_rank=1,
-    )
-    stopping = callbacks.EarlyStopping("a", verbose=True)
-    stopping.setup(trainer, None, "fit")
-    stopping.on_train_epoch_end(trainer, None)
-    assert decisions == [(False, False)]
-    assert trainer.should_stop
-    printed = capsys.readouterr().out
-    assert printed.startswith("[rank: 1] ")
-    assert "a = 1.000" in printed
-    assert printed.count("\n") == 1
 
 
 # ---- LearningRateMonitor --------------------------------------------------------------------

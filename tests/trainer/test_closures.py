@@ -13,24 +13,6 @@ import multigpu.trainer as L
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Sharpness(torch.optim.SGD):
-    """Calls its closure twice, as sharpness-aware minimization does."""
-
-    def step(self, closure):
-        closure()
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("manual", [False, True])
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Sharpness])
-def test_an_optimizer_that_calls_its_closure_itself_is_refused(kind, manual):
-    model = make_net(manual=manual)
-    model.configure_optimizers = lambda: kind(model.parameters(), 0.1)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
-    fit = trainer.fit
-    names(lambda: fit(model, DataLoader(rows(4), 2)), f"{kind.__name__}.step", "Lightning")
-
-
 def test_an_optimizer_step_that_forgets_the_closure_is_refused():
     """Without it nothing is trained; Lightning raises an error, too."""
     model = make_net()

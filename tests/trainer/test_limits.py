@@ -1,11 +1,9 @@
 """Limits: less than one batch, no batches, endless data, several steps in one batch."""
 
-import warnings
-
 import pytest
 import small_net
 import torch
-from regression_net import Net, batches, rows, trained
+from regression_net import Net, batches, trained
 from torch.utils.data import DataLoader
 
 from multigpu.errors import UserError
@@ -18,14 +16,6 @@ def test_a_share_of_less_than_one_batch(name):
     with pytest.raises(UserError, match=f"{name}=0.05 of 10 batches .*less than one"):
         trained(Net(), batches(), batches(), **{name: 0.05})
     assert trained(Net(), batches(), batches(), **{name: 0.1}).global_step
-
-
-def test_a_training_dataloader_without_batches():
-    with pytest.warns(UserWarning, match=r"no batches.* nothing is learned"):
-        trained(Net(), DataLoader(rows(3), 4, drop_last=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trained(Net(), batches(), batches(), limit_train_batches=0)
 
 
 def test_an_endless_loader_has_endless_steps():

@@ -43,29 +43,6 @@ def test_a_scheduler_can_be_made_of_what_optimizers_returns():
     assert model.rates == pytest.approx([0.05, 0.025]) and model.global_step == 2
 
 
-def test_a_class_may_say_that_its_optimization_is_manual():
-    class Manual(plain_net.Net):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    class ByProperty(Manual):
-        @property
-        def automatic_optimization(self):
-            return False
-
-    for kind in (Manual, ByProperty):
-        torch.manual_seed(0)
-        model, run = kind(), plain_net.trainer()
-        before = model.layer.weight.detach().clone()
-        run.fit(model, DataLoader(plain_net.rows(), 4))
-        assert run.global_step == 2 and not torch.equal(before, model.layer.weight)
-
-
 def test_several_optimizers_are_for_manual_optimization(tmp_path):
     module = user(L, configure_optimizers=lambda self: [sgd(self), sgd(self)])()
     with pytest.raises(

@@ -23,6 +23,14 @@ class Pair:
     def reset(self): ...
 
 
+class Sharpness(torch.optim.SGD):
+    """Calls its closure twice, as sharpness-aware minimization does."""
+
+    def step(self, closure):
+        closure()
+        return super().step(closure)
+
+
 def logging(name="a", value=1.0, **keywords):
     return Net(train=lambda net, *_: net.log(name, value, **keywords))
 
@@ -59,6 +67,16 @@ MODULES = {
     "no metric": (
         lambda: with_optimizer(torch.optim.lr_scheduler.ReduceLROnPlateau),
         "not logged",
+    ),
+    "a closure": (
+        lambda: changed(
+            configure_optimizers=lambda self: torch.optim.LBFGS(self.parameters())
+        ),
+        "LBFGS.step",
+    ),
+    "a closure without a default": (
+        lambda: changed(configure_optimizers=lambda self: Sharpness(self.parameters())),
+        "Sharpness.step",
     ),
     "no scheduler": (lambda: with_optimizer(lambda _: {}), "'scheduler'"),
 }

@@ -5,7 +5,6 @@ Its hooks are called as the Trainer calls them.
 
 import contextlib
 import io
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -124,18 +123,6 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch):
     assert all(batch % 7 == 0 for batch in drawn_at[:-1])
     assert drawn_at[-1] == 1000
     assert 5 < len(drawn_at) < 25
-
-
-def test_an_endless_epoch_has_a_bar_without_a_total():
-    terminal = Terminal()
-    bar = TQDMProgressBar()
-    trainer = fake(state=SimpleNamespace(fn="fit", num_batches={"train": math.inf}))
-    with contextlib.redirect_stdout(terminal):
-        run_epoch(bar, trainer)
-        bar.on_exception(trainer, None, RuntimeError())
-    assert "4it" in terminal.getvalue()
-    assert "%" not in terminal.getvalue()
-    assert printed_by(bar, "b") == "b\n", "an exception closes the bar"
 
 
 # ---- in a run -------------------------------------------------------------------------------

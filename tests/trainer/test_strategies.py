@@ -30,13 +30,6 @@ def test_every_name_makes_its_strategy():
     assert strategy_by_name(own) is own
 
 
-def test_reduce_names_its_operations():
-    single = strategy_by_name("single_device")
-    assert single.reduce(torch.tensor(2.0), "SUM") == 2
-    text = refusal(lambda: single.reduce(torch.tensor(2.0), "median"))
-    assert "'median'" in text and "mean, avg, sum, max, min" in text
-
-
 # ---- dp -------------------------------------------------------------------------------------
 
 

@@ -117,18 +117,6 @@ def without_the_trainer(strategy, steps=3):
     return [w.detach().clone() for w in net.parameters()]
 
 
-class Two(Classes):
-    def __init__(self):
-        super().__init__(gathered=False)
-        self.automatic_optimization = False
-
-    def configure_optimizers(self):
-        return [
-            torch.optim.Adam(self.first.parameters()),
-            torch.optim.Adam(self.second.parameters()),
-        ]
-
-
 def nothing(folder):
     net = type("Nothing", (Net,), {"training_step": lambda self, batch, batch_idx: None})()
     return user_error(lambda: trainer(folder, strategy="ddp").fit(net, DataLoader(Rows(4))))
@@ -153,7 +141,6 @@ def everything(folder):
         "unused": [unused(folder, answer) for answer in ("true", "false")],
         "ddp alone": without_the_trainer(DDPStrategy()),
         "bagua alone": without_the_trainer(BaguaStrategy("bytegrad")),
-        "qadam": user_error(lambda: fitted(folder, Two(), strategy=BaguaStrategy("qadam"))),
         "nothing": nothing(folder),
     }
     found["ends"] = {}
@@ -237,11 +224,6 @@ def test_a_step_that_returns_nothing_is_refused_on_several_ranks(ranks):
             "training_step returned nothing in step 0 (batch 0 of epoch 0): return the loss."
             in rank["nothing"]
         )
-
-
-def test_qadam_takes_one_optimizer(ranks):
-    for rank in ranks:
-        assert "qadam" in rank["qadam"] and "QAdamOptimizer" in rank["qadam"]
 
 
 def test_every_strategy_calls_training_step_end(ranks, tmp_path):
