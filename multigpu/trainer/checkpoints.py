@@ -19,6 +19,9 @@ from multigpu.trainer import checkpoint_io
 from multigpu.trainer.checkpoint_io import LIGHTNING_VERSION, OWN_KEY
 from multigpu.trainer.run import Run
 
+# The attributes of FitLoop that a checkpoint contains.
+LOOP = ("batches_done", "total_batches", "todo", "epoch_done")
+
 # ---- contents ------------------------------------------------------------------------------
 
 
@@ -73,10 +76,7 @@ def _progress(run: Run) -> dict[str, Any]:
         "random": run.strategy.gather_objects(random),
         "monitored": {name: float(metrics[name]) for name in monitored & metrics.keys()},
         "batches_that_stepped": run.state.progress.batches_that_stepped,
-        "batches_done": fit.batches_done if fit else 0,
-        "total_batches": fit.total_batches if fit else 0,
-        "todo": fit.todo if fit else "",
-        "epoch_done": fit.epoch_done if fit else False,
+        **{name: getattr(fit, name) if fit else 0 for name in LOOP},
     }
 
 
