@@ -1,8 +1,6 @@
 """EarlyStopping: stop training when the monitored metric no longer improves."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +14,6 @@ from multigpu.trainer.callbacks.monitor import (
     to_score,
 )
 from multigpu.trainer.refused import refuse_arguments
-
-if TYPE_CHECKING:
-    from multigpu.trainer.trainer import Trainer
 
 # The attributes that a checkpoint contains, with Lightning's names.
 STATE = ("wait_count", "stopped_epoch", "best_score", "patience")
@@ -93,7 +88,7 @@ class EarlyStopping(Callback):
         if not self._check_on_train_epoch_end:
             self._check(trainer)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.fast_dev_run:
             return
         value = trainer.callback_metrics.get(self.monitor)

@@ -1,13 +1,11 @@
 """ModelCheckpoint: save checkpoints during training, and keep the best or the newest."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +20,6 @@ from multigpu.trainer.callbacks.monitor import (
     to_score,
 )
 from multigpu.trainer.refused import refuse_arguments
-
-if TYPE_CHECKING:
-    from multigpu.trainer.trainer import Trainer
 
 # The attributes that a checkpoint contains. The names are Lightning's.
 STATE = ("best_model_path", "best_model_score", "best_k_models", "last_model_path", "dirpath")
@@ -165,7 +160,7 @@ class ModelCheckpoint(Callback):
         if self.save_last and not self._last_global_step_saved and not trainer.fast_dev_run:
             self._save_last(trainer, self._metrics(trainer))
 
-    def _skips(self, trainer: Trainer) -> bool:
+    def _skips(self, trainer: Any) -> bool:
         return (
             trainer.state.fn != "fit"
             or bool(trainer.sanity_checking)
@@ -173,7 +168,7 @@ class ModelCheckpoint(Callback):
             or self._last_global_step_saved == trainer.global_step
         )
 
-    def _saves_on_train_epoch_end(self, trainer: Trainer) -> bool:
+    def _saves_on_train_epoch_end(self, trainer: Any) -> bool:
         """Whether to save at the end of the training epoch instead of after the validation."""
         if self._save_on_train_epoch_end is not None:
             return self._save_on_train_epoch_end
@@ -183,7 +178,7 @@ class ModelCheckpoint(Callback):
 
     # ---- files ----------------------------------------------------------------------------
 
-    def last_checkpoints(self, trainer: Trainer) -> set[str]:
+    def last_checkpoints(self, trainer: Any) -> set[str]:
         """The files that are named as last checkpoints, of this run and of earlier ones."""
         folder = Path(self.dirpath or _default_folder(trainer))
         pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
@@ -215,7 +210,7 @@ class ModelCheckpoint(Callback):
 
     def _path(
         self,
-        trainer: Trainer,
+        trainer: Any,
         metrics: dict[str, Any],
         replaced: str,
         filename: str | None = None,
@@ -233,7 +228,7 @@ class ModelCheckpoint(Callback):
                 version += 1
         return trainer.strategy.broadcast(path)
 
-    def _metrics(self, trainer: Trainer) -> dict[str, Any]:
+    def _metrics(self, trainer: Any) -> dict[str, Any]:
         """The metrics for the file's name.
 
         epoch and step are converted to int, because the user may have logged them as floats.
@@ -246,7 +241,7 @@ class ModelCheckpoint(Callback):
 
     # ---- saving ---------------------------------------------------------------------------
 
-    def _save_after_epoch(self, trainer: Trainer) -> None:
+    def _save_after_epoch(self, trainer: Any) -> None:
         metrics = self._metrics(trainer)
         every = self.every_n_epochs
         if every and (trainer.current_epoch + 1) % every == 0:
@@ -254,7 +249,7 @@ class ModelCheckpoint(Callback):
         if self._last_global_step_saved == trainer.global_step:
             self._save_last(trainer, metrics)
 
-    def _save_top_k(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_top_k(self, trainer: Any, metrics: dict[str, Any]) -> None:
         if self.save_top_k == 0:
             return
         if self.monitor is None:
@@ -274,7 +269,7 @@ class ModelCheckpoint(Callback):
                 stacklevel=2,
             )
 
-    def _save_monitored(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_monitored(self, trainer: Any, metrics: dict[str, Any]) -> None:
         current = to_score(metrics[self.monitor])
         replaced = ""
         if 0 < self.save_top_k <= len(self.best_k_models):  # full: the worst leaves
@@ -314,7 +309,7 @@ class ModelCheckpoint(Callback):
         worst = max if self.mode == "min" else min
         return worst(self.best_k_models, key=self.best_k_models.__getitem__)
 
-    def _save_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_last(self, trainer: Any, metrics: dict[str, Any]) -> None:
         if not self.save_last:
             return
         previous = self.last_model_path
@@ -325,11 +320,11 @@ class ModelCheckpoint(Callback):
         self._write(trainer, self.last_model_path)
         self._remove(trainer, previous, self.last_model_path)
 
-    def _write(self, trainer: Trainer, path: str) -> None:
+    def _write(self, trainer: Any, path: str) -> None:
         trainer.save_checkpoint(path, self.save_weights_only)
         self._last_global_step_saved = trainer.global_step
 
-    def _remove(self, trainer: Trainer, path: str, newer: str) -> None:
+    def _remove(self, trainer: Any, path: str, newer: str) -> None:
         """Delete the file `path`, on rank 0.
 
         The file is kept if `newer` is the same file, if the run resumed from it, or if it is
@@ -343,7 +338,7 @@ class ModelCheckpoint(Callback):
             old.unlink(missing_ok=True)
 
 
-def _default_folder(trainer: Trainer) -> str:
+def _default_folder(trainer: Any) -> str:
     """The folder for checkpoints if the user gave none: in the first logger's folder."""
     if not trainer.loggers:
         return os.path.join(trainer.default_root_dir, "checkpoints")
