@@ -35,8 +35,8 @@ def test_infinities_of_two_ranks_make_no_number():
 
     def gather(mine):
         (key,) = mine
-        settings, total, *weight = mine[key]
-        return [mine, {key: (settings, -total, *weight)}]
+        how, total, *weight = mine[key]
+        return [mine, {key: (how, -total, *weight)}]
 
     results = Results(gather, ranks=2, training=True)
     settings = {"on_step": True, "on_epoch": True, "sync_dist": True, "batch_size": 1}
