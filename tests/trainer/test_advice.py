@@ -23,20 +23,11 @@ def says(function, *facts):
     return any(all(fact in text for fact in facts) for text in warned(function))
 
 
-# ---- data -----------------------------------------------------------------------------------
-
-
-# ---- logging --------------------------------------------------------------------------------
-
-
 def test_log_without_a_trainer_says_that_the_value_is_lost():
     net = L.LightningModule()
     assert says(lambda: net.log("a", 1.0), "'a'", "LightningModule", "lost")
     net.trainer = trainer(".")
     assert says(lambda: net.log("a", 1.0), "'a'", "LightningModule", "lost")
-
-
-# ---- optimization ---------------------------------------------------------------------------
 
 
 def plateau(self, **keys):
@@ -49,9 +40,6 @@ def test_a_metric_that_a_scheduler_waits_for(tmp_path):
     net = changed(configure_optimizers=lambda self: plateau(self, strict=False))
     run = trainer(tmp_path)
     assert says(lambda: run.fit(net, DataLoader(Rows(2))), "'giraffe'", "not logged", "strict")
-
-
-# ---- lengths and files ----------------------------------------------------------------------
 
 
 def test_a_fit_without_a_limit_says_how_long_it_is(tmp_path):

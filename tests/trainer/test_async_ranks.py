@@ -14,7 +14,6 @@ from multigpu import launch
 from multigpu.strategies import BaguaStrategy
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
 GIVE_UP = 20  # seconds, after which a rank no longer waits for the other
 
 

@@ -16,9 +16,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- tensors in containers ------------------------------------------------------------------
-
-
 @dataclass
 class Scaled:
     """Its __init__ does more than to keep what it is given."""
@@ -45,9 +42,6 @@ def test_a_packed_sequence_goes_to_a_device_as_a_whole(request):
 
 
 Pair = collections.namedtuple("Pair", "x y")
-
-
-# ---- in a run -------------------------------------------------------------------------------
 
 
 def test_named_tuples_in_other_numbers():

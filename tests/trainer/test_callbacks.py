@@ -18,20 +18,13 @@ from multigpu.trainer.callbacks.early_stopping import STATE
 from multigpu.trainer.refused import sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
 NAN = float("nan")
-
-
 SCORES = (0.5, 0.3, 0.4, 0.2)
 
 
 @pytest.fixture(scope="module")
 def lightning():
     return lightnings.package()
-
-
-# ---- EarlyStopping --------------------------------------------------------------------------
 
 
 # name → (EarlyStopping's arguments, val_loss by validation, the Trainer's arguments)
@@ -77,9 +70,6 @@ def test_mistakes_with_early_stopping(lightning, tmp_path):
         fit(tmp_path, callbacks.EarlyStopping("val_los"), SCORES[:1])
     with pytest.raises(UserError, match=r"EarlyStopping.*'auto'.*'min'.*'max'"):
         callbacks.EarlyStopping("x", mode="auto")
-
-
-# ---- LearningRateMonitor --------------------------------------------------------------------
 
 
 def two_groups(net):
@@ -172,9 +162,6 @@ def test_mistakes_with_the_learning_rate_monitor(lightning, tmp_path):
         callbacks.LearningRateMonitor("batch")
 
 
-# ---- names and arguments --------------------------------------------------------------------
-
-
 def test_every_hook_has_lightnings_arguments(lightning):
     for name, function in inspect.getmembers(lightning.Callback, inspect.isfunction):
         if not name.startswith("_"):
@@ -209,9 +196,6 @@ def test_every_callback_has_lightnings_arguments(lightning, name):
     for argument in missing:
         with pytest.raises(UserError, match=re.escape(sentence(argument, name))):
             getattr(callbacks, name)(**{argument: True, **given})
-
-
-# ---- the Trainer's list of callbacks --------------------------------------------------------
 
 
 def test_two_callbacks_of_one_key_are_refused():

@@ -15,11 +15,7 @@ from multigpu.errors import UserError
 from multigpu.trainer.callbacks import ModelCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
 NAN = float("nan")
-
-
 SCORES = (0.5, 0.3, 0.4, 0.2)
 
 
@@ -59,9 +55,6 @@ def state(checkpoint, root):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-# ---- files ----------------------------------------------------------------------------------
 
 
 # name → (ModelCheckpoint's arguments, the arguments of `fit`)
@@ -138,9 +131,6 @@ def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
         assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
 
 
-# ---- states ---------------------------------------------------------------------------------
-
-
 def test_lightnings_checkpoint_state_is_restored(lightning, tmp_path):
     arguments = {"dirpath": tmp_path, "monitor": "val_loss", "save_top_k": 2}
     original = lightning.pytorch.callbacks.ModelCheckpoint(**arguments)
@@ -157,9 +147,6 @@ def test_a_state_from_another_folder_restores_the_best_path_only(lightning, tmp_
     restored.load_state_dict(original.state_dict())
     assert restored.best_model_path == original.best_model_path != ""
     assert not restored.best_k_models
-
-
-# ---- several ranks --------------------------------------------------------------------------
 
 
 def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
@@ -234,9 +221,6 @@ def test_a_checkpoint_is_kept_if_all_ranks_find_its_score_better(tmp_path):
     assert checkpoint.best_k_models == saved["best_k_models"]
     assert checkpoint.best_k_models is not saved["best_k_models"]
     assert not trainer.saved
-
-
-# ---- mistakes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,6 @@ import warm
 from commands import ROOT, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-# ---- a rank ends or raises ------------------------------------------------------------------
-
-
 SCRIPT = ROOT / "tests" / "support" / "trainer_script.py"
 
 
@@ -48,9 +43,6 @@ def test_horovodrun_ends_the_run_too(tmp_path):
         and "error: rank 1" in reported
         and "exit code 1" in reported
     )
-
-
-# ---- a rank wants to stop -------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -22,9 +22,6 @@ def lightning():
     return lightnings.package()
 
 
-# ---- compared with Lightning's --------------------------------------------------------------
-
-
 def objects(mixin):
     """Objects of classes as users write them, with this mixin."""
 
@@ -184,9 +181,6 @@ def test_the_same_hyperparameters_reach_loggers_and_checkpoints(lightning, tmp_p
     assert ("Container", [{"x": 1}], {"x": 1}, "config") in results[half:]
 
 
-# ---- hparams of a model ---------------------------------------------------------------------
-
-
 def test_a_model_within_a_model_keeps_its_own_arguments_only():
     """Lightning adds the arguments of the outer model, whose __init__ is running around it."""
 
@@ -204,9 +198,6 @@ def test_a_model_within_a_model_keeps_its_own_arguments_only():
     assert outer.inner.hparams == {"a": 2}
 
 
-# ---- AttributeDict --------------------------------------------------------------------------
-
-
 def test_an_attribute_dict():
     values = AttributeDict(lr=0.1, name="a")
     values.momentum = 0.9
@@ -214,9 +205,6 @@ def test_an_attribute_dict():
     assert type(copy.deepcopy(values)) is AttributeDict
     assert type(pickle.loads(pickle.dumps(values))) is AttributeDict
     assert not hasattr(values, "nothing")
-
-
-# ---- mistakes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("args", [["learning_rat"], [0.1], [{"a": 1}, {"b": 1}]])

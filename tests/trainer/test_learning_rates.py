@@ -8,8 +8,6 @@ from torch.utils.data import DataLoader
 
 from multigpu import launch
 
-# ---- one process ----------------------------------------------------------------------------
-
 
 def test_a_plateau_takes_whole_epochs_only():
     model, seen = make_net(), []
@@ -24,9 +22,6 @@ def test_a_plateau_takes_whole_epochs_only():
     model.configure_optimizers = configure_optimizers
     fitted(model, max_epochs=3, max_steps=10)
     assert seen == [0, 1]
-
-
-# ---- horovod on two ranks -------------------------------------------------------------------
 
 
 SCHEDULES = {

@@ -6,11 +6,6 @@ from numbered_rows import Net, Rows, Stream, changed, ran, trainer
 from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-# ---- epochs, steps and limits ---------------------------------------------------------------
-
-
 LENGTHS = {
     "two epochs": ({"max_epochs": 2}, (10, 10, 2, 10)),
     "max_steps": ({"max_steps": 7, "max_epochs": -1}, (7, 5, 2, 7)),
@@ -58,9 +53,6 @@ def test_estimated_stepping_batches(tmp_path):
         run.fit(changed(configure_optimizers=configure_optimizers), DataLoader(Rows(10), 2))
         assert run.estimated_stepping_batches == reported[-1]
     assert reported == [9, 4, 7]
-
-
-# ---- when a run may stop --------------------------------------------------------------------
 
 
 def stop(net, batch, batch_idx):

@@ -51,9 +51,6 @@ def old() -> Old:
     return Old()
 
 
-# ---- training_epoch_end, validation_epoch_end, test_epoch_end -------------------------------
-
-
 def test_the_hooks_get_the_outputs_of_the_epoch():
     net = old()
     run = cpu(max_epochs=2)
@@ -130,9 +127,6 @@ def test_the_ranks_means_are_the_mean_over_all_batches():
         assert mean == pytest.approx(results["test_mean"], abs=1e-6)
         assert gathered == [[3, 2]]
         assert "test_epoch_end" in refusal and "1 batch for 2 ranks" in refusal
-
-
-# ---- other hooks ----------------------------------------------------------------------------
 
 
 def test_a_hook_that_is_not_called_names_todays_hook():

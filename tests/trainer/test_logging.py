@@ -16,9 +16,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- means over rows ------------------------------------------------------------------------
-
-
 class Mean(Net):
     """The epoch's mean of the batches' means, which must be the rows' mean."""
 
@@ -77,9 +74,6 @@ def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
     assert reported(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(
         one, abs=1e-5
     )
-
-
-# ---- values ---------------------------------------------------------------------------------
 
 
 def test_numbers_of_numpy_are_logged():
@@ -144,9 +138,6 @@ def test_what_is_logged_is_the_number_of_that_moment():
     assert small_net.fitted(Counting()).callback_metrics["count"] == 1 + 2 + 3 + 4
 
 
-# ---- names and places -----------------------------------------------------------------------
-
-
 def test_a_name_that_is_logged_in_two_ways_is_refused():
     class Twice(small_net.Net):
         def training_step(self, batch, batch_idx):
@@ -168,9 +159,6 @@ def test_validation_by_step_is_among_the_logged_metrics():
         trainer.logged_metrics == {"v_step": 1.0, "v_epoch": 0.5}
         and trainer.progress_bar_metrics["v_step"] == 1.0
     )
-
-
-# ---- when -----------------------------------------------------------------------------------
 
 
 def test_metrics_are_there_in_the_sanity_check_and_gone_after_it():

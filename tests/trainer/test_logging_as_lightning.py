@@ -50,9 +50,6 @@ def both(root, callback=None, arguments=(), **methods):
     return found[0]
 
 
-# ---- names that are logged in some batches --------------------------------------------------
-
-
 def test_the_loggers_get_the_last_value_of_a_name_that_is_logged_seldom(tmp_path):
     def training_step(self, batch, batch_idx):
         if batch_idx % 5 == 0:
@@ -100,9 +97,6 @@ def test_a_seldom_logged_value_of_two_ranks_is_reduced(tmp_path):
     assert [(row["synced"], row["own"]) for row in written if "synced" in row] == [(1.5, 1.0)]
 
 
-# ---- a callback -----------------------------------------------------------------------------
-
-
 def logging_callback(L):
     class Logs(L.Callback):
         def on_train_start(self, trainer, pl_module):
@@ -138,9 +132,6 @@ def test_a_callback_outside_of_a_run_cannot_log():
     names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")
     cpu(callbacks=[callback]).fit(make_net(), DataLoader(rows(4), 2))
     names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")
-
-
-# ---- a LightningModule inside another -------------------------------------------------------
 
 
 class Outer(Net):
@@ -183,9 +174,6 @@ def test_an_inner_module_that_logs_names_the_outer_one():
         "Inner",
         "Outer",
     )
-
-
-# ---- the loggers ----------------------------------------------------------------------------
 
 
 def test_a_logger_is_called_by_lightnings_keywords(tmp_path):

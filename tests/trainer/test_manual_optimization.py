@@ -17,9 +17,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- one process ----------------------------------------------------------------------------
-
-
 def test_a_scheduler_can_be_made_of_what_optimizers_returns():
     class Schedules(plain_net.Net):
         def __init__(self):
@@ -78,9 +75,6 @@ def synchronizes_after_detach() -> bool:
 def test_detach_leaves_the_users_module_without_hooks():
     """The hook of a manual step turns DDP's synchronisation off."""
     assert launch.call(synchronizes_after_detach, 1) == [True]
-
-
-# ---- two ranks ------------------------------------------------------------------------------
 
 
 def weights_of(model: Net) -> torch.Tensor:

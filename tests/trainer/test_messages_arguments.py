@@ -11,7 +11,6 @@ import multigpu.trainer as L
 from multigpu.strategies import PipelineStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 BAR = L.callbacks.TQDMProgressBar()
 SAVER = L.callbacks.ModelCheckpoint()
 # case → (the Trainer's arguments, what the error names)

@@ -39,9 +39,6 @@ def printed_by(bar, text):
     return terminal.getvalue()
 
 
-# ---- a log ----------------------------------------------------------------------------------
-
-
 def test_a_log_gets_one_line_per_epoch(capsys):
     bar = TQDMProgressBar()
     trainer = fake(progress_bar_metrics={"loss": torch.tensor(0.123456), "tag": "x"})
@@ -59,9 +56,6 @@ def test_a_log_gets_nothing_from_other_ranks_or_at_refresh_rate_0(capsys):
     on_rank_1.setup(fake(is_global_zero=False), None, "fit")
     run_epoch(on_rank_1, fake(is_global_zero=False))
     assert capsys.readouterr().out == ""
-
-
-# ---- a terminal -----------------------------------------------------------------------------
 
 
 def test_a_terminal_gets_a_bar():

@@ -12,11 +12,6 @@ from small_net import cpu, make_net, rows
 from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.slow
-
-
-# ---- ddp_notebook ---------------------------------------------------------------------------
-
-
 CELL = """
 import json, os, sys, torch, multigpu.trainer as L
 from torch.utils.data import DataLoader, Dataset
@@ -112,17 +107,11 @@ def test_predictions_of_spawned_ranks_come_in_order(cell):
     ]
 
 
-# ---- ddp ------------------------------------------------------------------------------------
-
-
 def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path):
     done = run(sys.executable, "-c", CELL, "ddp", cwd=tmp_path, PYTHONPATH=ROOT)
     assert done.returncode != 0 and "Traceback" not in done.stdout
     (message,) = (line for line in done.stdout.splitlines() if "strategy='ddp'" in line)
     assert "not in a script" in message and "strategy='ddp_notebook'" in message
-
-
-# ---- ddp_spawn ------------------------------------------------------------------------------
 
 
 def test_ddp_spawn_evaluates_as_one_process(tmp_path):

@@ -13,7 +13,6 @@ from user_methods import user
 import multigpu.trainer as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 HOOKS = ("setup", "on_fit_start", "on_sanity_check_start", "on_train_start", "teardown")
 BATCHES = tuple(
     f"on_{kind}_batch_start" for kind in ("train", "validation", "test", "predict")
@@ -155,9 +154,6 @@ def test_clip_gradients_has_the_trainers_values_as_defaults(tmp_path):
     plain_net.trainer(tmp_path, gradient_clip_val=0.001).fit(module, loader)
     assert module.arguments == (0.001, None)
     assert float(module.norm) == pytest.approx(0.001, rel=1e-3)
-
-
-# ---- Lightning's names ----------------------------------------------------------------------
 
 
 def test_the_fit_loops_names(tmp_path):

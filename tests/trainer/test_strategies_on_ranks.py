@@ -20,9 +20,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- what each rank does --------------------------------------------------------------------
-
-
 def two_nodes(folder, rank):
     """ddp2: each rank is a node, with two virtual GPUs."""
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
@@ -149,9 +146,6 @@ def everything(folder):
         fitted(folder, net, strategy=name)
         found["ends"][name] = net.ends
     return found
-
-
-# ---- results --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

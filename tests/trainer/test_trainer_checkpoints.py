@@ -18,9 +18,6 @@ from multigpu.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- the best -------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_watches_what_is_logged_at_the_epochs_end(tmp_path):
     class Ends(small_net.Net):
         def on_train_epoch_end(self):
@@ -71,9 +68,6 @@ def test_test_without_a_model_takes_the_best_checkpoint(tmp_path):
     ] == pytest.approx(float(saver.best_model_score), abs=1e-6)
 
 
-# ---- saved on two ranks ---------------------------------------------------------------------
-
-
 def saved(folder):
     """Who wrote, and under which name."""
     wrote, real = [], torch.save
@@ -102,9 +96,6 @@ def test_all_ranks_save_and_rank_0_writes_under_another_name_first(tmp_path):
     assert wrote.startswith(".kept.ckpt.") and none == []
     for rank in ranks:
         assert rank["there"] == ["kept.ckpt"] and rank["best"] == "kept.ckpt"
-
-
-# ---- loaded ---------------------------------------------------------------------------------
 
 
 class Kept(plain_net.Net):
