@@ -139,7 +139,7 @@ def restore_model(
         run.report(f"Restoring states from the checkpoint path at {path}")
     module = run.module
     module.on_load_checkpoint(content)
-    checkpoint_io.load_weights(module, content, path, module.strict_loading)
+    checkpoint_io.load_weights(module, content, path, strict=True)
     datamodule = run.datamodule
     if datamodule is not None and type(datamodule).__qualname__ in content:
         datamodule.load_state_dict(content[type(datamodule).__qualname__])

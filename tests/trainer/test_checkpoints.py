@@ -201,28 +201,6 @@ def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
     assert not inside.exists()
 
 
-def test_a_checkpoint_is_kept_if_all_ranks_find_its_score_better(tmp_path):
-    strategy = SimpleNamespace(
-        broadcast=lambda value: value, reduce_boolean_decision=lambda decision, all=True: False
-    )
-    trainer = fake(
-        strategy=strategy, global_step=3, callback_metrics={"a": torch.tensor([1.0])}
-    )
-    saved = {
-        "best_k_models": {"x": torch.tensor(5.0)},
-        "best_model_path": "x",
-        "best_model_score": torch.tensor(5.0),
-        "last_model_path": "",
-        "dirpath": str(tmp_path),
-    }
-    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
-    checkpoint.load_state_dict(saved)
-    checkpoint.on_train_epoch_end(trainer, None)
-    assert checkpoint.best_k_models == saved["best_k_models"]
-    assert checkpoint.best_k_models is not saved["best_k_models"]
-    assert not trainer.saved
-
-
 @pytest.mark.parametrize(
     ("arguments", "trainer"),
     [

@@ -40,19 +40,3 @@ def test_a_manual_step_calls_its_closure_once_and_returns_the_loss(tmp_path):
         configure_optimizers=lambda self: torch.optim.SGD(self.parameters(), 0.1),
     )
     assert steps == len(recorded) == 6
-
-
-def test_an_optimizer_without_the_argument_is_stepped_after_the_gradients():
-    class Plain(torch.optim.SGD):
-        def step(self):
-            super().step()
-
-    weights = []
-    for kind in (Plain, torch.optim.SGD):
-        model = make_net()
-        model.configure_optimizers = lambda kind=kind, model=model: kind(
-            model.parameters(), 0.1
-        )
-        L.Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(model, DataLoader(rows(4), 2))
-        weights.append(model.layer[0].weight.detach())
-    assert torch.equal(*weights)

@@ -8,7 +8,6 @@ import lightnings
 import plain_net
 import pytest
 import torch
-from refusals import names
 from torch.utils.data import DataLoader
 
 import multigpu.trainer
@@ -181,23 +180,6 @@ def test_the_same_hyperparameters_reach_loggers_and_checkpoints(lightning, tmp_p
     assert ("Container", [{"x": 1}], {"x": 1}, "config") in results[half:]
 
 
-def test_a_model_within_a_model_keeps_its_own_arguments_only():
-    """Lightning adds the arguments of the outer model, whose __init__ is running around it."""
-
-    class Inner(HyperparametersMixin):
-        def __init__(self, a):
-            self.save_hyperparameters()
-
-    class Outer(HyperparametersMixin):
-        def __init__(self, b):
-            self.inner = Inner(b + 1)
-            self.save_hyperparameters()
-
-    outer = Outer(1)
-    assert outer.hparams == {"b": 1}
-    assert outer.inner.hparams == {"a": 2}
-
-
 def test_an_attribute_dict():
     values = AttributeDict(lr=0.1, name="a")
     values.momentum = 0.9
@@ -229,26 +211,3 @@ def test_a_hyperparameter_that_no_checkpoint_can_contain(tmp_path):
         run.fit(module, DataLoader(plain_net.rows(), 4))
     run.save_checkpoint(tmp_path / "a.ckpt")
     assert torch.load(tmp_path / "a.ckpt")["hyper_parameters"] == {"lr": 0.1}
-
-
-@pytest.mark.parametrize(("own", "given"), [(True, None), (False, None), (True, False)])
-def test_strict_is_the_modules_unless_it_is_given(tmp_path, own, given):
-    class Module(plain_net.Net):
-        def __init__(self):
-            super().__init__()
-            self.strict_loading = own
-
-    run = plain_net.trainer(tmp_path)
-    run.fit(Module(), DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(tmp_path / "a.ckpt")
-    content = torch.load(tmp_path / "a.ckpt")
-    content["state_dict"].pop("layer.bias")
-    torch.save(content, tmp_path / "a.ckpt")
-
-    def load():
-        return Module.load_from_checkpoint(tmp_path / "a.ckpt", strict=given)
-
-    if given is False or (given is None and not own):
-        load()
-    else:
-        names(load, "layer.bias", "Missing")

@@ -124,46 +124,6 @@ def test_a_checkpoint_with_any_object_is_read_if_it_is_trusted(tmp_path):
         )
 
 
-def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
-    class Extra(plain_net.Net):
-        def get_extra_state(self):
-            return {"n": 3}
-
-        def set_extra_state(self, state):
-            self.found = state["n"]
-
-    class Wider(Extra):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(5, 2)
-
-    class Renamed(plain_net.Net):
-        def __init__(self):
-            super().__init__()
-            self.linear = self.layer
-            del self.layer
-            self.register_load_state_dict_pre_hook(self.rename)
-
-        @staticmethod
-        def rename(module, state, prefix, *_):
-            for name in ("weight", "bias"):
-                if (old := f"{prefix}layer.{name}") in state:
-                    state[f"{prefix}linear.{name}"] = state.pop(old)
-
-    run, path = plain_net.trainer(tmp_path), tmp_path / "extra.ckpt"
-    run.fit(Extra(), DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(path)
-    assert Extra.load_from_checkpoint(path).found == 3
-    with pytest.raises(
-        UserError,
-        match=r"Wider: .*layer\.weight.*2, 4.*2, 5",
-    ):
-        Wider.load_from_checkpoint(path)
-    run.fit(plain := plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(path)
-    assert torch.equal(Renamed.load_from_checkpoint(path).linear.weight, plain.layer.weight)
-
-
 def test_a_mistake_in_the_users_init_is_the_users(tmp_path):
     class Faulty(plain_net.Net):
         def __init__(self):
