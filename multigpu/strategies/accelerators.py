@@ -14,7 +14,7 @@ KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "vgpu": "vgpu"}
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The devices of one node; each kind has a subclass, as in Lightning.
+    """The devices of one node.
 
     kind      "cpu", "cuda" or "vgpu"
     count     devices per node; None if not given: the launcher's number of ranks decides
@@ -68,21 +68,6 @@ class Accelerator:
         return devices
 
 
-class CPUAccelerator(Accelerator):
-    """The CPU."""
-
-
-class CUDAAccelerator(Accelerator):
-    """GPUs."""
-
-
-class VirtualAccelerator(Accelerator):
-    """Virtual GPUs."""
-
-
-CLASSES = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "vgpu": VirtualAccelerator}
-
-
 def virtual(start: int = 0) -> list[torch.device]:
     """Return this process's virtual GPUs. If none runs, start `start` of them."""
     if not start and "multigpu.virtual.control" not in sys.modules:
@@ -113,7 +98,7 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
             count = len(indices)
         elif count == -1:
             count = len(virtual()) or 1
-        return CLASSES[kind](kind, count)
+        return Accelerator(kind, count)
     if not gpus:
         why = (
             "the classroom cluster's GPUs are simulated" if simulated else "torch finds no GPU"
@@ -129,7 +114,7 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
             f"{pluralize(gpus, 'GPU')}, numbered from 0: request at most "
             f"{pluralize(gpus, 'GPU')}, or give accelerator='vgpu'."
         )
-    return CUDAAccelerator(kind, gpus if count == -1 else count, indices)
+    return Accelerator(kind, gpus if count == -1 else count, indices)
 
 
 def _best_kind(gpus: int) -> str:

@@ -39,8 +39,6 @@ REDUCE_OPS = {
     "min": dist.ReduceOp.MIN,
 }
 
-NUM_FLAGS = 3  # that agree_after_batch and agree_after_epoch accept
-
 
 class Strategy:
     """The base class of all strategies: one process, which computes on `device`.
@@ -252,21 +250,6 @@ class Strategy:
         tensor = torch.tensor(numbers)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, self.control)
         return tensor.tolist()
-
-    def agree_after_batch(self, flags: list[int]) -> list[int]:
-        """The maximum of each of NUM_FLAGS flags, the same on all ranks after this batch.
-
-        If the ranks do not step together, it does not wait for their flags: it returns those
-        on which all ranks have agreed until now.
-        """
-        return self.all_reduce_max(flags)
-
-    def agree_after_epoch(self, flags: list[int]) -> list[int]:
-        """The maximum of each flag over all ranks, after an epoch's last batch.
-
-        The Trainer calls it if the ranks do not step together. It waits for all ranks.
-        """
-        return self.all_reduce_max(flags)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if the decision is true on all ranks; with all=False, on at least one."""

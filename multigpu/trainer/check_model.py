@@ -1,6 +1,5 @@
 """Checks that the model is a LightningModule with the steps that a stage needs."""
 
-import inspect
 import warnings
 from typing import Any
 
@@ -61,21 +60,6 @@ def check_model(stage: str, model: Any) -> None:
         raise UserError(
             f"{type(model).__name__} has no predict_step and no forward, and trainer.predict "
             f"needs one of them: write it."
-        )
-
-
-def check_training_step(model: LightningModule) -> None:
-    """Raises UserError for Lightning 1.x's training_step, which got an optimizer's index.
-
-    It got the index only if there were several optimizers: an argument with a default is left
-    at its default.
-    """
-    index = inspect.signature(model.training_step).parameters.get("optimizer_idx")
-    if index is not None and index.default is index.empty:
-        raise UserError(
-            f"{type(model).__name__}.training_step has an argument optimizer_idx, which only "
-            f"Lightning 1.x gave: leave it out, set self.automatic_optimization = False, and "
-            f"step each optimizer yourself."
         )
 
 

@@ -19,6 +19,9 @@ from multigpu.trainer import checkpoint_io
 from multigpu.trainer.checkpoint_io import LIGHTNING_VERSION, OWN_KEY
 from multigpu.trainer.run import Run
 
+# The attributes of FitLoop that a checkpoint contains.
+LOOP = ("batches_done", "total_batches", "todo", "epoch_done")
+
 # ---- contents ------------------------------------------------------------------------------
 
 
@@ -29,7 +32,6 @@ def compose(run: Run) -> dict[str, Any]:
     rank has its own random states and hooks can contain collectives.
     """
     module = run.module
-    datamodule = run.datamodule
     progress = run.state.progress
     schedulers = [config.scheduler for config in run.schedulers]
     content: dict[str, Any] = {
@@ -48,11 +50,11 @@ def compose(run: Run) -> dict[str, Any]:
     }
     if run.precision.scaler is not None:
         content["MixedPrecision"] = run.precision.scaler.state_dict()
-    for part in (module, datamodule):
-        if part is not None and part.hparams:
-            content[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
-            if name := getattr(part, "_hparams_name", None):
-                content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
+    if module.hparams:
+        content["hyper_parameters"] = dict(module.hparams)
+        if module._hparams_name:
+            content["hparams_name"] = module._hparams_name
+    datamodule = run.datamodule
     if datamodule is not None and (state := datamodule.state_dict()):
         content[type(datamodule).__qualname__] = state
     with run.log.within("on_save_checkpoint"):
@@ -74,25 +76,11 @@ def _progress(run: Run) -> dict[str, Any]:
         "random": run.strategy.gather_objects(random),
         "monitored": {name: float(metrics[name]) for name in monitored & metrics.keys()},
         "batches_that_stepped": run.state.progress.batches_that_stepped,
-        "batches_done": fit.batches_done if fit else 0,
-        "total_batches": fit.total_batches if fit else 0,
-        "todo": fit.todo if fit else "",
-        "epoch_done": fit.epoch_done if fit else False,
+        **{name: getattr(fit, name) if fit else 0 for name in LOOP},
     }
 
 
 # ---- files --------------------------------------------------------------------------------
-
-
-def save(run: Run, path: str | Path, weights_only: bool = False) -> None:
-    """Write a checkpoint of the current state. All ranks must call it."""
-    checkpoint_io.write(run.strategy, compose(run), path, weights_only)
-
-
-def folder(run: Run) -> Path:
-    """Where callbacks write checkpoints, or else default_root_dir."""
-    folders = (getattr(callback, "dirpath", None) for callback in run.callbacks)
-    return Path(next(filter(None, folders), run.settings.default_root_dir))
 
 
 def resolve_path(run: Run, ckpt_path: str | Path | None) -> str | None:
@@ -151,7 +139,7 @@ def restore_model(
         run.report(f"Restoring states from the checkpoint path at {path}")
     module = run.module
     module.on_load_checkpoint(content)
-    checkpoint_io.load_weights(module, content, path, module.strict_loading)
+    checkpoint_io.load_weights(module, content, path, strict=True)
     datamodule = run.datamodule
     if datamodule is not None and type(datamodule).__qualname__ in content:
         datamodule.load_state_dict(content[type(datamodule).__qualname__])

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 class LightningDataModule(DataHooks, HyperparametersMixin):
     """Override `setup` and the methods that return dataloaders."""
 
-    CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
-    CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
-
     def __init__(self) -> None:
         super().__init__()
         self.trainer: Trainer | None = None

@@ -12,7 +12,7 @@ import torch
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.trainer import dataloaders, epoch_outputs
-from multigpu.trainer.results import Reported
+from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run
 from multigpu.trainer.step import takes_index
 
@@ -225,12 +225,12 @@ class EvaluationLoop:
                 already_reported=not strategy.is_global_zero,
             )
 
-    def _by_dataloader(self, reported: Reported) -> list[dict[str, Any]]:
+    def _by_dataloader(self, reported: Metrics) -> list[dict[str, Any]]:
         """Return each dataloader's metrics, with those that belong to no dataloader."""
         return [
             {
                 name: value
-                for name, value in reported.logger.items()
+                for name, value in reported.logged.items()
                 if reported.loaders.get(name) in (None, number)
             }
             for number in range(len(self.shares))

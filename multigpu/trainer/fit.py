@@ -10,7 +10,7 @@ import torch
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
-from multigpu.trainer import checkpoints, dataloaders, epoch_outputs, optimizers
+from multigpu.trainer import dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.refused import refuse
 from multigpu.trainer.run import Run
@@ -69,10 +69,8 @@ class FitLoop:
                 self.data.load_validation()
             run.hooks.call("on_train_start")
             self._prepare()
-            while not run.state.interrupted and not (reason := self._agree_to_stop()):
+            while not (reason := self._agree_to_stop()):
                 self.train_epoch()
-            if not run.state.interrupted and self._any_rank(run.sigterm.received):
-                self._save_and_interrupt()  # the signal came at the last epoch's end
             run.hooks.call("on_train_end")
         if reason:
             run.report(f"`Trainer.fit` stopped: {reason}.")
@@ -94,17 +92,9 @@ class FitLoop:
         for batch, index, last in self.batches():
             self.index, self.last = index, last
             self.train_batch(batch, index, last)
-            if self._end_batch():
-                self._save_and_interrupt()
-                return
+            self._end_batch()
             if self._is_done_within_epoch():
                 break
-        if not self.together:
-            interrupt, stop, _ = run.strategy.agree_after_epoch(self._flags())
-            run.state.should_stop = bool(stop)
-            if interrupt:
-                self._save_and_interrupt()
-                return
         self.batches_done = 0
         self.epoch_done = True
         self._end_epoch()
@@ -214,36 +204,24 @@ class FitLoop:
         run = self.run
         results = self.results
         metrics = run.state.metrics
-        several = results.ranks > 1
-        if several and results.sync_steps and not self.together:
-            run.state.warn_once(
-                f"self.log(sync_dist=True) of a step: with {run.strategy.name} the ranks do "
-                f"not wait for each other in a step, so the value is rank 0's; log it with "
-                f"on_step=False, on_epoch=True for the mean over the ranks."
-            )
-        exchanges = several and self.together and self.exchanges
-        if self.reads_steps and (exchanges or results.any_fresh):
-            metrics.update(results.step_metrics(exchanges))
-        run.hooks.call("on_train_batch_end", outputs, batch, index)
         every = run.settings.log_every_n_steps
         logs = steps and bool(every) and (self.progress.batches_that_stepped + 1) % every == 0
-        exchanges = exchanges or (several and self.together and logs)
-        if exchanges or results.any_fresh:
-            metrics.update(results.step_metrics(exchanges))
+        if self.reads_steps:
+            metrics.update(results.step_metrics(self.together and self.exchanges))
+        run.hooks.call("on_train_batch_end", outputs, batch, index)
+        metrics.update(results.step_metrics(self.together and (self.exchanges or logs)))
         if logs or (run.settings.fast_dev_run and steps):
             # Also values of earlier batches: a name that is logged only in some batches would
             # otherwise be lost.
             run.log.send(results.last_step_metrics())
 
-    def _end_batch(self) -> int:
-        """Validate if it is due. Returns 1 if any rank has received a SIGTERM, else 0."""
-        interrupt = 0
+    def _end_batch(self) -> None:
+        """Validate if it is due, and let the ranks agree on should_stop."""
         if self.together:  # before the validation, which a rank must not begin alone
-            interrupt = self._agree()
+            self._agree()
         validated = self._finish_batch()
-        if validated or not self.together:
-            interrupt = self._agree()
-        return interrupt
+        if validated and self.together:
+            self._agree()
 
     def _finish_batch(self) -> bool:
         """Validate and step schedulers, where this is due. Returns whether it validated."""
@@ -309,23 +287,13 @@ class FitLoop:
 
     # ---- the end ---------------------------------------------------------------------------
 
-    def _flags(self) -> list[int]:
-        exchange = self.results.sync_steps and self.together
-        return [self.run.sigterm.received, int(self.run.state.should_stop), int(exchange)]
-
-    def _agree(self) -> int:
-        """Let the ranks agree on should_stop; a rank that stops alone leaves others waiting.
-
-        Returns 1 if any rank has received a SIGTERM, else 0.
-        """
-        strategy = self.run.strategy
-        flags = self._flags()
-        if strategy.control is not None:
-            flags = strategy.agree_after_batch(flags)
-        interrupt, stop, exchange = flags
-        self.run.state.should_stop = bool(stop)
+    def _agree(self) -> None:
+        """Agree on should_stop: the others would wait for a rank that stops alone."""
+        state = self.run.state
+        flags = [int(state.should_stop), int(self.results.sync_steps)]
+        stop, exchange = self.run.strategy.all_reduce_max(flags)
+        state.should_stop = bool(stop)
         self.exchanges = bool(exchange)
-        return interrupt
 
     def _any_rank(self, flag: int) -> bool:
         return bool(self.run.strategy.all_reduce_max([flag])[0])
@@ -342,18 +310,8 @@ class FitLoop:
         steps_made = (
             settings.max_steps != -1 and self.progress.global_step >= settings.max_steps
         )
-        return steps_made or may_stop(settings, self.run.state)
-
-    def _save_and_interrupt(self) -> None:
-        """After a SIGTERM: save a checkpoint, and end training. All ranks must call it."""
-        run = self.run
-        path = checkpoints.folder(run) / "stopped.ckpt"
-        checkpoints.save(run, path)
-        run.print(
-            f"stopped by SIGTERM after step {self.progress.global_step}: "
-            f"resume with trainer.fit(model, ckpt_path={str(path)!r})"
-        )
-        run.state.interrupted = True
+        # A rank that goes on alone stops with the epoch, when all ranks agree.
+        return steps_made or (self.together and may_stop(settings, self.run.state))
 
     def estimated_steps(self) -> float:
         """The number of optimizer steps in the whole run; infinity if nothing limits it."""

@@ -53,7 +53,8 @@ class DataHooks:
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        return to_device(batch, device)
+        # A dataloader's batches are on the CPU.
+        return batch if device.type == "cpu" else to_device(batch, device)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch

@@ -6,15 +6,14 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 
 if TYPE_CHECKING:
+    from multigpu.trainer.module import LightningModule
     from multigpu.trainer.run import Run
-
-Instance = TypeVar("Instance", bound="HyperparametersMixin")
 
 
 class AttributeDict(dict):
@@ -87,13 +86,6 @@ class HyperparametersMixin:
             self._hparams = AttributeDict()
         return self._hparams
 
-    @hparams.setter
-    def hparams(self, hparams: Any) -> None:
-        raise UserError(
-            f"{type(self).__name__} sets self.hparams, as before Lightning 1.0: call "
-            f"self.save_hyperparameters(hparams) instead."
-        )
-
 
 def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """The arguments with these names; all arguments if `names` is empty."""
@@ -154,16 +146,16 @@ def log_hyperparameters(run: "Run") -> None:
 
 
 def make_from_hyperparameters(
-    cls: type[Instance], content: dict[str, Any], path: str | Path, keywords: dict[str, Any]
-) -> Instance:
-    """Create a module or data module with the saved hyperparameters that __init__ accepts.
+    cls: "type[LightningModule]", content: dict, path: str | Path, keywords: dict[str, Any]
+) -> "LightningModule":
+    """Create a module with the saved hyperparameters that its __init__ accepts.
 
     `keywords` take precedence. Raises UserError if an argument of __init__ is missing.
     """
-    saved = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
+    saved = dict(content.get("hyper_parameters", {}))
     parameters = inspect.signature(cls.__init__).parameters
     # save_hyperparameters(config) keeps the items of one argument: put them back into it.
-    name = content.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
+    name = content.get("hparams_name")
     if name and name != "kwargs" and name in parameters:
         saved = {name: {**saved, **keywords.pop(name, {})}}
     arguments = {**saved, **keywords}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multigpu.trainer.results import Reported, Results
+from multigpu.trainer.results import Metrics, Results
 
 if TYPE_CHECKING:
     from multigpu.trainer.loggers import Logger
@@ -68,17 +68,17 @@ class Log:
         finally:
             attributes["_log_context"] = previous
 
-    def send(self, reported: Reported, offset: int = 0, batch: int | None = None) -> None:
+    def send(self, metrics: Metrics, offset: int = 0, batch: int | None = None) -> None:
         """Give the values to the loggers, as of the step `batches_that_stepped` + `offset`.
 
         A logged value with the name "step" replaces this number; otherwise "epoch" is added.
 
         batch   the values are those of this batch of an evaluation, and it is the x axis
         """
-        if not reported.logger or not self.loggers:
+        if not metrics.logged or not self.loggers:
             return
         progress = self.state.progress
-        values = {name: float(value) for name, value in reported.logger.items()}
+        values = {name: float(value) for name, value in metrics.logged.items()}
         if batch is not None:
             step = batch
         elif "step" in values:

@@ -30,11 +30,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
                              steps the optimizers
     """
 
-    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
-    CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
-
     automatic_optimization: bool = True
-    strict_loading: bool = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,7 +343,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         checkpoint_path: str | Path,
         map_location: Any = None,
         hparams_file: Any = None,
-        strict: bool | None = None,
+        strict: bool = True,
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> "LightningModule":
@@ -361,7 +357,6 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         content = checkpoint_io.read(checkpoint_path, map_location or "cpu", weights_only)
         module = make_from_hyperparameters(cls, content, checkpoint_path, kwargs)
         module.on_load_checkpoint(content)
-        strict = module.strict_loading if strict is None else strict
         checkpoint_io.load_weights(module, content, checkpoint_path, strict)
         return module
 

@@ -12,8 +12,6 @@ from multigpu.errors import UserError, unsupported
 CHECKPOINTS = "call trainer.save_checkpoint in a Callback's hook"
 LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
 MEMORY = "use torch.cuda.memory_summary(), or multigpu.memory_held()"
-PRECISION = "torch's own autocast is used: give precision='16-mixed'"
-ACCELERATORS = "the accelerators are cpu, gpu and vgpu"
 PROFILER = "run fit within torch.profiler.profile()"
 RATES = "compare several learning rates yourself"
 SIZES = "compare several batch sizes yourself"
@@ -33,49 +31,32 @@ REFUSED = {
     "init_module": "make the module within torch.device(…)",
     "tune": SIZES,
     # arguments of Lightning 1.x
-    "tpu_cores": ACCELERATORS,
-    "ipus": ACCELERATORS,
     "resume_from_checkpoint": "call trainer.fit(model, ckpt_path=…)",
-    "auto_lr_find": RATES,
-    "auto_scale_batch_size": SIZES,
-    "amp_backend": PRECISION,
-    "amp_level": PRECISION,
-    "terminate_on_nan": "give detect_anomaly=True",
-    "track_grad_norm": "log the norm in on_before_optimizer_step",
     "checkpoint_callback": "give enable_checkpointing, or a ModelCheckpoint in callbacks",
     "progress_bar_refresh_rate": "give TQDMProgressBar(refresh_rate=…) in callbacks",
     "weights_summary": "give enable_model_summary",
-    "weights_save_path": "give ModelCheckpoint(dirpath=…) in callbacks",
-    "stochastic_weight_avg": "use torch.optim.swa_utils",
-    "truncated_bptt_steps": "use manual optimization",
     # of the package
     "Fabric": "a strategy's connect, setup and close do the same in your own loop",
     "Tuner": "compare several learning rates or batch sizes yourself",
     "LightningCLI": "write the program with argparse or typer",
     # callbacks
     "WeightAveraging": "use torch.optim.swa_utils in a Callback",
-    "EMAWeightAveraging": "use torch.optim.swa_utils in a Callback",
     "BasePredictionWriter": "write the outputs in on_predict_batch_end",
     "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in a Callback",
-    "BaseFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
     "BackboneFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
     "LambdaCallback": "write a Callback with these methods",
     "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
     "DeviceStatsMonitor": MEMORY,
-    "GPUStatsMonitor": MEMORY,
     "LearningRateFinder": RATES,
-    "LearningRateLogger": "use LearningRateMonitor, its newer name",
     "ModelPruning": "use torch.nn.utils.prune",
-    "OnExceptionCheckpoint": "give ModelCheckpoint(every_n_train_steps=…)",
     "ModelSummary": "print(model)",
+    "ProgressBar": "subclass TQDMProgressBar, or write a Callback that prints",
     "RichModelSummary": "print(model)",
     "RichProgressBar": "use TQDMProgressBar",
-    "RichProgressBarTheme": "use TQDMProgressBar",
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
     "Timer": "set trainer.should_stop in a Callback",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
     # profilers
-    "AdvancedProfiler": PROFILER,
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
     # arguments of callbacks
@@ -89,19 +70,13 @@ REFUSED = {
     "sync_dist_group": "call torch.distributed.all_reduce, and log the result",
     "metric_attribute": "leave it out",
     "rank_zero_only": "call self.log on rank 0 only, if self.trainer.is_global_zero",
-    # utilities
-    "grad_norm": "call torch.nn.utils.get_total_norm",
-    "isolate_rng": "call torch.random.fork_rng",
-    "move_data_to_device": "call batch.to(device)",
     # loggers and their arguments
     "default_hp_metric": "leave it out",
     "log_graph": "call logger.experiment.add_graph(model, inputs)",
     "sub_dir": "give the folder in save_dir",
     "CometLogger": LOGGERS,
-    "LitLogger": LOGGERS,
     "MLFlowLogger": LOGGERS,
     "NeptuneLogger": LOGGERS,
-    "TestTubeLogger": LOGGERS,
     "WandbLogger": LOGGERS,
     # data
     "from_datasets": "write a subclass with train_dataloader and val_dataloader",

@@ -23,18 +23,33 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import count_rows
-from multigpu.trainer.log_rules import OUTSIDE_BATCH, check_hook_logs
 
 # How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 # DataParallel's replicas log from several threads. The lock is global because Results is
 # pickled, and a lock cannot be pickled.
 LOCK = threading.Lock()
+# The hooks in which `self.log` is allowed, as in Lightning.
+LOOPS = ("train", "validation", "test")
+WITHIN_BATCH = frozenset(
+    ["training_step", "validation_step", "test_step"]
+    + [
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+    ]
+    + [f"on_{loop}_batch_{end}" for loop in LOOPS for end in ("start", "end")]
+)
+OUTSIDE_BATCH = frozenset(
+    [f"on_{loop}_{when}" for loop in LOOPS for when in ("start", "epoch_start", "epoch_end")]
+    + [f"{loop}_epoch_end" for loop in ("training", "validation", "test")]
+)
 
 
-@dataclass(slots=True)
-class Entry:
-    """One logged name: how it is reported, its last value, and its total in this epoch."""
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a logged name is reduced over the ranks and reported."""
 
     name: str
     prog_bar: bool
@@ -45,55 +60,59 @@ class Entry:
     sync: bool
     dataloader_idx: int | None  # None: one dataloader, or outside of its batches
     names_loader: bool  # whether the reported names end with dataloader_idx
+
+    def reported_name(self, suffix: str = "") -> str:
+        """The name; if it is logged by step and by epoch, with `suffix`."""
+        loader = f"/dataloader_idx_{self.dataloader_idx}" if self.names_loader else ""
+        return self.name + (suffix if self.on_step and self.on_epoch else "") + loader
+
+
+@dataclass(slots=True)
+class Entry:
+    """A logged name on this rank: its last value, and its total in this epoch."""
+
+    how: How
+    arguments: tuple  # of self.log; later calls must give the same
     value: Any = None
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
     waiting: bool = False  # logged since the ranks last exchanged values
-    arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
-    plain_name: str = field(init=False)
-    step_name: str = field(init=False)
-    epoch_name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Set the reported names: two names if a value is logged by step and by epoch."""
-        loader = f"/dataloader_idx_{self.dataloader_idx}" if self.names_loader else ""
-        both = self.on_step and self.on_epoch
-        self.plain_name = self.name + loader
-        self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
-        self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
-
-    def exchanged_late(self) -> bool:
-        """Whether a value over all ranks was not exchanged in the batch that logged it."""
-        return self.waiting and self.sync
-
-    def settings(self) -> tuple:
-        """The fields from which another rank makes the same Entry."""
-        return tuple(getattr(self, name) for name in Entry.__slots__[:9])
 
 
-class Reported:
-    """Values by name, for each reader: the loggers, the callbacks, the progress bar.
+@dataclass
+class Metrics:
+    """Values by name, for each reader: callbacks, loggers, the progress bar.
 
     loaders   name for the loggers → the dataloader in whose batches it was logged
     """
 
-    def __init__(self, pairs: Iterable[tuple[Entry, Any]], on_step: bool, training: bool):
-        self.logger: dict[str, Any] = {}
-        self.progress_bar: dict[str, Any] = {}
-        self.callback: dict[str, Any] = {}
-        self.loaders: dict[str, int | None] = {}
-        for entry, value in pairs:
-            name = entry.step_name if on_step else entry.epoch_name
-            if entry.logger:
-                self.logger[name] = value
-                self.loaders[name] = entry.dataloader_idx
-            if entry.prog_bar:
-                self.progress_bar[name] = value
-            if training or not on_step:
-                self.callback[entry.plain_name] = value
-                self.callback[name] = value
+    callback: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
+    progress_bar: dict[str, Any] = field(default_factory=dict)
+    loaders: dict[str, int | None] = field(default_factory=dict)
+
+    def update(self, other: "Metrics") -> None:
+        """Add the other's values; they replace values of the same name."""
+        for name, values in vars(self).items():
+            values.update(getattr(other, name))
+
+
+def report(pairs: Iterable[tuple[How, Any]], on_step: bool, training: bool) -> Metrics:
+    """The values, under the names of a step's or of an epoch's values."""
+    metrics = Metrics()
+    for how, value in pairs:
+        name = how.reported_name("_step" if on_step else "_epoch")
+        if how.logger:
+            metrics.logged[name] = value
+            metrics.loaders[name] = how.dataloader_idx
+        if how.prog_bar:
+            metrics.progress_bar[name] = value
+        if training or not on_step:
+            metrics.callback[how.reported_name()] = value
+            metrics.callback[name] = value
+    return metrics
 
 
 class Results:
@@ -117,7 +136,7 @@ class Results:
         self.batch: Any = None
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
-        self.last: dict[tuple, tuple[Entry, Any]] = {}
+        self.last: dict[tuple, tuple[How, Any]] = {}
         self.any_fresh = False
         self.sync_steps = False
 
@@ -166,11 +185,12 @@ class Results:
                     f"self.log({name!r}) was called with other arguments earlier in {hook}: "
                     f"give the value another name."
                 )
-            elif entry.dataloader_idx != self.dataloader_idx:
+            elif entry.how.dataloader_idx != self.dataloader_idx:
                 raise UserError(
                     f"self.log({name!r}, add_dataloader_idx=False) was called for two "
                     f"dataloaders: give each its own name, or leave add_dataloader_idx out."
                 )
+            how = entry.how
             logged_before = entry.fresh
             entry.fresh = True
             entry.waiting = True
@@ -184,22 +204,22 @@ class Results:
             rows = batch_size
             if self.device is not None:
                 value = value.to(self.device)
-                rows = self._rows(entry, hook, micro_batch) if rows is None else rows
+                rows = self._rows(how, hook, micro_batch) if rows is None else rows
                 total, before = entry.micro_batches if logged_before else (0.0, 0)
                 entry.micro_batches = (total + value * rows, before + rows)
                 entry.value = value
-                if entry.reduce == "mean":
+                if how.reduce == "mean":
                     entry.value = entry.micro_batches[0] / max(1, entry.micro_batches[1])
-            if not entry.on_epoch:
+            if not how.on_epoch:
                 return
-            if entry.reduce == "mean":
-                weight = self._rows(entry, hook, micro_batch) if rows is None else rows
+            if how.reduce == "mean":
+                weight = self._rows(how, hook, micro_batch) if rows is None else rows
                 value = value * weight
                 entry.weight = entry.weight + weight
             if entry.total is None:
                 entry.total = value
             else:
-                entry.total = REDUCTIONS[entry.reduce](entry.total, value)
+                entry.total = REDUCTIONS[how.reduce](entry.total, value)
 
     def _add(self, key: tuple, arguments: tuple) -> Entry:
         hook, name, dataloader_idx = key
@@ -224,7 +244,7 @@ class Results:
                 f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
                 f"on_step out."
             )
-        entry = Entry(
+        how = How(
             name,
             prog_bar,
             logger is not False,
@@ -234,13 +254,12 @@ class Results:
             sync_dist,
             self.dataloader_idx,
             dataloader_idx is not None,
-            arguments=arguments,
         )
-        self.entries[key] = entry
+        entry = self.entries[key] = Entry(how, arguments)
         self.sync_steps |= on_step and sync_dist
         return entry
 
-    def _rows(self, entry: Entry, hook: str, micro_batch: Any) -> int:
+    def _rows(self, how: How, hook: str, micro_batch: Any) -> int:
         """The number of rows that the step computes on; 1 outside of a batch.
 
         Raises UserError if an epoch's mean needs this number and the batch has no tensor.
@@ -255,95 +274,60 @@ class Results:
             if self.batch_size is None:
                 self.batch_size = count_rows(self.batch)
             rows = self.batch_size
-        if rows is None and entry.on_epoch and entry.reduce == "mean":
+        if rows is None and how.on_epoch and how.reduce == "mean":
             raise UserError(
-                f"self.log({entry.name!r}): the batch has no tensor, so its batch size is "
+                f"self.log({how.name!r}): the batch has no tensor, so its batch size is "
                 f"unknown, which the epoch's mean needs: give batch_size=."
             )
         return 1 if rows is None else rows
 
-    def step_metrics(self, exchange: bool) -> Reported:
+    def step_metrics(self, exchange: bool) -> Metrics:
         """Return the step values of this batch.
 
         exchange   reduce sync_dist values over the ranks; must be the same on all ranks
         """
         exchange = exchange and self.ranks > 1
-        fresh = {
-            key: entry
-            for key, entry in self.entries.items()
-            if entry.on_step and (entry.fresh or (exchange and entry.exchanged_late()))
-        }
-        values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
-        fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
+        logged: dict[tuple, tuple[How, Any]] = {}
+        for key, entry in self.entries.items():
+            due = entry.fresh or (exchange and entry.how.sync and entry.waiting)
+            value = _value_of_batch(entry.value)
+            if entry.how.on_step and due and value is not None:
+                logged[key] = (entry.how, value)
         if exchange:
-            of_ranks = self.gather(
-                {
-                    key: (entry.settings(), float(values[key]))
-                    for key, entry in fresh.items()
-                    if entry.sync
-                }
-            )
-            for entry in fresh.values():
+            own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
+            for key, of_ranks in _by_key(self.gather(own)).items():
+                how, _ = of_ranks[0]
+                total = _combine(how, [value for _, value in of_ranks])
+                mean = how.reduce == "mean"
+                logged[key] = (how, torch.tensor(total / len(of_ranks) if mean else total))
+            for entry in self.entries.values():
                 entry.waiting = False
-            for key in dict.fromkeys(key for logged in of_ranks for key in logged):
-                pairs = [logged[key] for logged in of_ranks if key in logged]
-                reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
-                total = _reduce_totals(reduce, (value for _, value in pairs))
-                values[key] = (total / (len(pairs) if reduce == "mean" else 1)).float()
-        pairs = {key: (entry, values[key]) for key, entry in fresh.items()}
-        self.last.update(pairs)
-        return Reported(pairs.values(), on_step=True, training=self.training)
+        self.last.update(logged)
+        return report(logged.values(), on_step=True, training=self.training)
 
-    def last_step_metrics(self) -> Reported:
+    def last_step_metrics(self) -> Metrics:
         """Return each name's last reported step value, as old as the epoch's first batch."""
-        return Reported(self.last.values(), on_step=True, training=self.training)
+        return report(self.last.values(), on_step=True, training=self.training)
 
-    def epoch_metrics(self) -> Reported:
+    def epoch_metrics(self) -> Metrics:
         """Return the epoch's values over all batches and ranks.
 
         All ranks must call it, even a rank that has logged nothing.
         """
         totals: dict[tuple, tuple] = {}
         for key, entry in self.entries.items():
-            if not entry.on_epoch:
-                continue
-            if hasattr(entry.value, "compute"):
-                entry.total = _one_number(entry.name, entry.value.compute())
-                entry.weight = 1.0
-                totals[key] = (entry, entry.total, None)
-            elif entry.total is not None:
-                totals[key] = (entry, entry.total, entry.weight)
-        if self.ranks == 1:
-            pairs = [
-                (entry, torch.as_tensor(_mean_or_total(entry, total, weight)))
-                for entry, total, weight in totals.values()
-            ]
+            how = entry.how
+            if how.on_epoch and hasattr(entry.value, "compute"):
+                totals[key] = (how, _one_number(how.name, entry.value.compute()), None)
+            elif how.on_epoch and entry.total is not None:
+                totals[key] = (how, entry.total, entry.weight)
+        if self.ranks > 1:
+            own = {key: (how, float(total), w) for key, (how, total, w) in totals.items()}
+            of_ranks = _by_key(self.gather(own))
         else:
-            pairs = self._reduce_over_ranks(totals)
-        return Reported(pairs, on_step=False, training=self.training)
-
-    def _reduce_over_ranks(
-        self, totals: dict[tuple, tuple]
-    ) -> list[tuple[Entry, torch.Tensor]]:
-        """Return entries with their values over all ranks, in the same order on all ranks."""
-        of_ranks = self.gather(
-            {
-                key: (entry.settings(), float(total), weight)
-                for key, (entry, total, weight) in totals.items()
-            }
-        )
-        pairs = []
-        for key in dict.fromkeys(key for logged in of_ranks for key in logged):
-            logged = [values[key] for values in of_ranks if key in values]
-            settings, total, weight = logged[0]
-            entry = Entry(*settings)
-            if weight is not None:
-                total = _reduce_totals(entry.reduce, (total for _, total, _ in logged))
-                weight = sum(weight for _, _, weight in logged)
-            pairs.append(
-                (entry, torch.as_tensor(_mean_or_total(entry, total, weight)).float())
-            )
-        return pairs
+            of_ranks = _by_key([totals])
+        pairs = map(_over_ranks, of_ranks.values())
+        return report(pairs, on_step=False, training=self.training)
 
     def reset(self) -> None:
         """Delete all values, before a new epoch."""
@@ -381,17 +365,40 @@ def _value_of_batch(value: Any) -> Any:
     return value._forward_cache if hasattr(value, "compute") else value
 
 
-def _reduce_totals(reduce: str, totals: Iterable[float]) -> torch.Tensor:
+def _by_key(of_ranks: list[dict[tuple, tuple]]) -> dict[tuple, list[tuple]]:
+    """What the ranks logged under each key, with the same order of keys on all ranks."""
+    keys = dict.fromkeys(key for logged in of_ranks for key in logged)
+    return {key: [logged[key] for logged in of_ranks if key in logged] for key in keys}
+
+
+def _combine(how: How, totals: list[float]) -> float:
     """Combine the ranks' totals, in float64. One NaN makes the result NaN."""
     tensors = [torch.tensor(total, dtype=torch.float64) for total in totals]
-    return functools.reduce(REDUCTIONS[reduce], tensors)
+    return functools.reduce(REDUCTIONS[how.reduce], tensors).item()
 
 
-def _mean_or_total(entry: Entry, total: Any, weight: float | None) -> Any:
-    """Return a mean as total / weight (NaN if the weight is 0), other totals unchanged.
+def _over_ranks(of_ranks: list[tuple[How, Any, float | None]]) -> tuple[How, torch.Tensor]:
+    """The epoch's value of the ranks' (how, total, weight); a mean of nothing is NaN.
 
-    For a Metric, `weight` is None.
+    The weight of a torchmetrics.Metric is None: it has reduced over the ranks itself.
     """
-    if entry.reduce != "mean" or weight is None:
-        return total
-    return total / weight if weight else math.nan
+    how, total, weight = of_ranks[0]
+    if len(of_ranks) > 1 and weight is not None:
+        total = _combine(how, [total for _, total, _ in of_ranks])
+        weight = sum(weight for _, _, weight in of_ranks)
+    if how.reduce == "mean" and weight is not None:
+        total = total / weight if weight else math.nan
+    return how, torch.as_tensor(total)
+
+
+def check_hook_logs(hook: str, name: str) -> None:
+    """Raises UserError if values that are logged in `hook` would be lost.
+
+    hook   the hook that runs; "" outside of a loop's hooks
+    """
+    if hook not in WITHIN_BATCH and hook not in OUTSIDE_BATCH:
+        where = f"in {hook}" if hook else "outside of the steps and their hooks"
+        raise UserError(
+            f"self.log({name!r}) {where}: values are not collected there. Log in a step or at "
+            f"an epoch's end, or give the number to self.logger.log_metrics."
+        )

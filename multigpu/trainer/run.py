@@ -18,7 +18,6 @@ from multigpu.trainer.optimizers import LRSchedulerConfig
 from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Results
 from multigpu.trainer.settings import Settings
-from multigpu.trainer.sigterm import Sigterm
 from multigpu.trainer.state import State
 from multigpu.trainer.transfer import BatchTransfer
 
@@ -66,7 +65,6 @@ class Run:
     optimizers   the user's optimizers, and in `lightning_optimizers` what self.optimizers()
                  returns
     schedulers   the user's learning-rate schedulers, and when they step
-    sigterm      whether a SIGTERM came
     print        prints on rank 0; `report` only if there is a progress bar
     fit_loop     the loop of a fit; else None
     evaluation   the loop of the evaluation that runs now; else None
@@ -93,7 +91,6 @@ class Run:
         self.optimizers: list[Optimizer] = []
         self.lightning_optimizers: list[LightningOptimizer] = []
         self.schedulers: list[LRSchedulerConfig] = []
-        self.sigterm = Sigterm()
         self.fit_loop: FitLoop | None = None
         self.evaluation: EvaluationLoop | None = None
 

@@ -13,6 +13,14 @@ LIMITS = (
     "limit_test_batches",
     "limit_predict_batches",
 )
+# What None means.
+DEFAULTS = {
+    "precision": "32-true",
+    "max_steps": -1,
+    "val_check_interval": 1.0,
+    "num_sanity_val_steps": 2,
+    "log_every_n_steps": 50,
+}
 # The whole numbers, and the least that each can be.
 LEAST = {
     "max_epochs": -1,
@@ -63,19 +71,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Replace None by the defaults, check the numbers, and apply fast_dev_run."""
-        self.precision = self.precision or "32-true"
+        for name, default in DEFAULTS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, default)
         if self.fast_dev_run in (0, 1):  # True and 1 mean the same
             self.fast_dev_run = bool(self.fast_dev_run)
-        if self.max_steps is None:
-            self.max_steps = -1
-        if self.val_check_interval is None:
-            self.val_check_interval = 1.0
-        if self.num_sanity_val_steps is None:
-            self.num_sanity_val_steps = 2
-        elif self.num_sanity_val_steps == -1:  # all batches
+        if self.num_sanity_val_steps == -1:  # all batches
             self.num_sanity_val_steps = float("inf")
-        if self.log_every_n_steps is None:
-            self.log_every_n_steps = 50
         self.default_root_dir = os.path.expanduser(self.default_root_dir or os.getcwd())
         self._check_numbers()
         if self.fast_dev_run:

@@ -13,7 +13,7 @@ from multigpu.checkpoint import random_states, set_random_states
 from multigpu.devices import to_cpu
 from multigpu.trainer import checkpoints
 from multigpu.trainer.run import Task
-from multigpu.trainer.state import Metrics, Progress
+from multigpu.trainer.state import State
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -30,9 +30,7 @@ class SpawnedRun:
 
     returned: Any
     weights: dict[str, torch.Tensor]
-    progress: Progress
-    metrics: Metrics
-    should_stop: bool
+    state: State
     callbacks: dict[str, dict[str, Any]]
     checkpoint: dict[str, Any] | None
 
@@ -59,9 +57,7 @@ def run_in_processes(
         callback_state = spawned.callbacks.get(callback.state_key)
         if callback_state:
             callback.load_state_dict(callback_state)
-    trainer.state.progress = spawned.progress
-    trainer.state.metrics = spawned.metrics
-    trainer.state.should_stop = spawned.should_stop
+    trainer.state = spawned.state
     trainer.remember(model, spawned.checkpoint or checkpoint)
     return spawned.returned
 
@@ -72,13 +68,10 @@ def _run_rank(
     """Run the task in a spawned process. All ranks call it; only rank 0's result is used."""
     set_random_states(states)
     returned = on_rank(trainer, task)
-    state = trainer.state
     result = SpawnedRun(
         returned=returned,
         weights=dict(task.module.state_dict()),
-        progress=state.progress,
-        metrics=state.metrics,
-        should_stop=state.should_stop,
+        state=trainer.state,
         callbacks={
             callback.state_key: callback.state_dict() for callback in trainer.callbacks
         },

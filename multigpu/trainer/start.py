@@ -15,6 +15,7 @@ from multigpu.trainer.fit import FitLoop
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
 from multigpu.trainer.precision import Precision
+from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.step import LightningOptimizer, check_closure
 from multigpu.trainer.transfer import BatchTransfer
@@ -56,8 +57,6 @@ def run_stage(run: Run, task: Task) -> Any:
     for logger in run.loggers:
         logger.finalize("success")
     state.end()
-    if state.interrupted:
-        raise SystemExit(143)  # 128 + 15: a shell's exit code for a process that SIGTERM ended
     return returned
 
 
@@ -140,8 +139,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
             f"training starts with {pluralize(in_eval_mode, 'module')} in eval mode and keeps "
             f"this mode: call model.train() to change it."
         )
-    detects = torch.autograd.set_detect_anomaly(run.settings.detect_anomaly)
-    with run.sigterm.handled(), detects:
+    with torch.autograd.set_detect_anomaly(run.settings.detect_anomaly):
         run.fit_loop.fit()
     run.hooks.call("on_fit_end")
 
@@ -181,9 +179,7 @@ def _configure_optimizers(run: Run) -> None:
     strategy = run.strategy
     module = run.module
     automatic = module.automatic_optimization
-    if automatic:
-        check_model.check_training_step(module)
-    else:
+    if not automatic:
         check_model.check_manual_optimization(run)
     with run.log.within("configure_optimizers"):
         returned = module.configure_optimizers()
@@ -213,7 +209,7 @@ def _sanity_check(run: Run, data: FitData) -> None:
         data.load_validation()
         data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
     run.hooks.call("on_sanity_check_end")
-    state.metrics.clear()
+    state.metrics = Metrics()
     state.stage = "train"
 
 

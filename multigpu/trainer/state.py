@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multigpu.launch.world import is_rank_zero
-from multigpu.trainer.results import Reported
+from multigpu.trainer.results import Metrics
 
 
 @dataclass(slots=True)
@@ -23,26 +23,6 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Metrics:
-    """The newest values by name, for callbacks, for loggers and for the progress bar."""
-
-    callback: dict[str, Any] = field(default_factory=dict)
-    logged: dict[str, Any] = field(default_factory=dict)
-    progress_bar: dict[str, Any] = field(default_factory=dict)
-
-    def update(self, reported: Reported) -> None:
-        self.callback.update(reported.callback)
-        self.logged.update(reported.logger)
-        self.progress_bar.update(reported.progress_bar)
-
-    def clear(self) -> None:
-        """Make new dicts, so dicts that a user has kept do not change."""
-        self.callback = {}
-        self.logged = {}
-        self.progress_bar = {}
-
-
-@dataclass(slots=True)
 class State:
     """The state of one Trainer. The names `fn`, `stage` and `finished` are Lightning's.
 
@@ -50,9 +30,8 @@ class State:
                    before the first run
     stage          the part of the run: "train", "sanity_check", "validate", "test", "predict";
                    None between runs
-    finished       whether the last run ended without an exception and without a SIGTERM
+    finished       whether the last run ended without an exception
     should_stop    True ends training after this batch; users and callbacks set it
-    interrupted    whether a SIGTERM ended the run
     num_batches    this rank's batches by "train", "val", "test", "predict": an epoch's, or a
                    list for several dataloaders; infinity without a length
     loaders        the user's dataloaders by the same names; "train": this rank's shard
@@ -64,7 +43,6 @@ class State:
     stage: str | None = None
     finished: bool = False
     should_stop: bool = False
-    interrupted: bool = False
     progress: Progress = field(default_factory=Progress)
     metrics: Metrics = field(default_factory=Metrics)
     num_batches: dict[str, Any] = field(default_factory=dict)
@@ -77,11 +55,10 @@ class State:
         self.fn = fn
         self.stage = "train" if fn == "fit" else fn
         self.finished = False
-        self.interrupted = False
-        self.metrics.clear()
+        self.metrics = Metrics()
 
     def end(self, failed: bool = False) -> None:
-        self.finished = not failed and not self.interrupted
+        self.finished = not failed
         self.stage = None
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:

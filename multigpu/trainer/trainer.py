@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from multigpu.errors import UserError, report_user_errors
 from multigpu.strategies import Strategy
@@ -18,7 +17,6 @@ from multigpu.trainer.callbacks import (
     Callback,
     EarlyStopping,
     ModelCheckpoint,
-    ProgressBar,
     TQDMProgressBar,
 )
 from multigpu.trainer.check_model import check_model
@@ -27,8 +25,6 @@ from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger
 from multigpu.trainer.loggers.logger import DummyLogger
 from multigpu.trainer.module import LightningModule
-from multigpu.trainer.optimizers import LRSchedulerConfig
-from multigpu.trainer.precision import Precision
 from multigpu.trainer.refused import refused_method
 from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.settings import Settings
@@ -110,10 +106,10 @@ class Trainer(Settings):
         else:
             callbacks = [] if given is None else [given]
         defaults = {
-            "checkpointing": (ModelCheckpoint, ModelCheckpoint),
-            "progress_bar": (ProgressBar, TQDMProgressBar),
+            "checkpointing": ModelCheckpoint,
+            "progress_bar": TQDMProgressBar,
         }
-        for name, (kind, default) in defaults.items():
+        for name, kind in defaults.items():
             has = any(isinstance(callback, kind) for callback in callbacks)
             if has and enabled[name] is False:
                 raise UserError(
@@ -122,7 +118,7 @@ class Trainer(Settings):
                 )
             trial = self.fast_dev_run and name == "checkpointing"
             if not has and enabled[name] is not False and not trial:
-                callbacks.append(default())
+                callbacks.append(kind())
         stateful = [cb for cb in callbacks if is_overridden("state_dict", cb, Callback)]
         keys = [callback.state_key for callback in stateful]
         if duplicate := next((key for key in keys if keys.count(key) > 1), None):
@@ -295,14 +291,8 @@ class Trainer(Settings):
     def should_stop(self, should_stop: bool) -> None:
         self.state.should_stop = should_stop
 
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        return self.run.optimizers if self.run else []
-
-    @property
-    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
-        return self.run.schedulers if self.run else []
-
+    optimizers = property(lambda self: self.run.optimizers if self.run else [])
+    lr_scheduler_configs = property(lambda self: self.run.schedulers if self.run else [])
     # Completed epochs; during an epoch, this epoch's index from 0.
     current_epoch = property(attrgetter("state.progress.current_epoch"))
     global_step = property(attrgetter("state.progress.global_step"))  # optimizer steps
@@ -329,16 +319,10 @@ class Trainer(Settings):
     testing = property(lambda self: self.state.stage == "test")
     predicting = property(lambda self: self.state.stage == "predict")
 
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the running batch is the epoch's last: a manual scheduler steps there."""
-        loop = self.run and self.run.fit_loop
-        return bool(loop and loop.last)
-
-    @property
-    def enable_validation(self) -> bool:
-        loop = self.run and self.run.fit_loop
-        return bool(loop and loop.data.validates)
+    _loop = property(lambda self: self.run and self.run.fit_loop)  # None outside of a fit
+    # Whether the running batch is the epoch's last: a manual scheduler steps there.
+    is_last_batch = property(lambda self: bool(self._loop and self._loop.last))
+    enable_validation = property(lambda self: bool(self._loop and self._loop.data.validates))
 
     @property
     def estimated_stepping_batches(self) -> float:
@@ -346,12 +330,12 @@ class Trainer(Settings):
 
         Raises UserError before `configure_optimizers`.
         """
-        if self.run is None or self.run.fit_loop is None:
+        if self._loop is None:
             raise UserError(
                 "trainer.estimated_stepping_batches is not known before configure_optimizers "
                 "is called: read it in configure_optimizers or later."
             )
-        return self.run.fit_loop.estimated_steps()
+        return self._loop.estimated_steps()
 
     @property
     def fit_loop(self) -> "FitLoopNames":
@@ -359,40 +343,19 @@ class Trainer(Settings):
         return FitLoopNames(self)
 
     @property
-    def datamodule(self) -> LightningDataModule | None:
-        return self.run.datamodule if self.run else None
-
-    @property
     def model(self) -> nn.Module | None:
         """The strategy's wrapper of the module (e.g. DDP); without one, the module itself."""
         model = self.run.model if self.run else None
         return model.module if isinstance(model, StepModule) else model
 
-    @property
-    def precision_plugin(self) -> Precision | None:
-        return self.run.precision if self.run else None
-
-    @property
-    def train_dataloader(self) -> Any:
-        """This rank's shard of the training dataloader."""
-        return self.state.loaders.get("train")
-
-    @property
-    def val_dataloaders(self) -> Any:
-        """The unsharded dataloaders."""
-        return self.state.loaders.get("val")
-
-    @property
-    def num_training_batches(self) -> float:
-        """Batches per epoch on this rank; infinity if the dataloader has no length."""
-        return self.state.num_batches.get("train", 0)
-
-    @property
-    def num_val_batches(self) -> list[float]:
-        """Batches of each validation dataloader on this rank."""
-        return self.state.num_batches.get("val", [])
-
-    # ---- the ranks --------------------------------------------------------------------------
+    datamodule = property(lambda self: self.run.datamodule if self.run else None)
+    # This rank's shard of the training data, and the user's validation dataloaders.
+    train_dataloader = property(lambda self: self.state.loaders.get("train"))
+    val_dataloaders = property(lambda self: self.state.loaders.get("val"))
+    # This rank's batches of an epoch, and of each validation dataloader; infinity without a
+    # length.
+    num_training_batches = property(lambda self: self.state.num_batches.get("train", 0))
+    num_val_batches = property(lambda self: self.state.num_batches.get("val", []))
 
     @property
     def num_devices(self) -> int:
@@ -413,17 +376,10 @@ class Trainer(Settings):
     def log_dir(self) -> str:
         return (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir
 
-    @property
-    def checkpoint_callback(self) -> ModelCheckpoint | None:
-        return self._first(ModelCheckpoint)
-
-    @property
-    def early_stopping_callback(self) -> EarlyStopping | None:
-        return self._first(EarlyStopping)
-
-    @property
-    def progress_bar_callback(self) -> ProgressBar | None:
-        return self._first(ProgressBar)
+    # The first callback of each kind, or None.
+    checkpoint_callback = property(lambda self: self._first(ModelCheckpoint))
+    early_stopping_callback = property(lambda self: self._first(EarlyStopping))
+    progress_bar_callback = property(lambda self: self._first(TQDMProgressBar))
 
     def _first(self, kind: type[Callback]) -> Any:
         return next((cb for cb in self.callbacks if isinstance(cb, kind)), None)
@@ -438,7 +394,7 @@ class FitLoopNames:
     @property
     def batch_idx(self) -> int:
         """The index of the running batch in its epoch; -1 before the first."""
-        loop = self._trainer.run and self._trainer.run.fit_loop
+        loop = self._trainer._loop
         return loop.batches_done - 1 if loop else -1
 
     def __getattr__(self, name: str) -> Any:

@@ -22,14 +22,18 @@ from ranked import (
     start_gloo,
     train,
     train_in_micro_batches,
+    user_error,
     vector,
+    wrap,
 )
 from torch import nn
 
 from multigpu import launch
+from multigpu.strategies import BaguaStrategy
 from multigpu.strategies.bagua.base import Algorithm
 from multigpu.strategies.bagua.bytegrad import ByteGrad, byte_mean
 from multigpu.strategies.bagua.gradient_allreduce import GradientAllReduce
+from multigpu.strategies.bagua.qadam import QAdam, QAdamOptimizer
 
 
 def serial(steps: int, ranks: int, start: torch.Tensor) -> torch.Tensor:
@@ -175,3 +179,28 @@ def test_all_start_from_rank_0s_weights(reports):
     for report in reports:
         for name in ("gradient_allreduce", "bytegrad"):
             assert report[name]["difference at the start"] == 0
+
+
+def test_arguments_have_baguas_names_and_order():
+    optimizer = QAdamOptimizer(mlp().parameters(), 1e-3, 7, (0.8, 0.9), 1e-6, 0.1)
+    (group,) = optimizer.param_groups
+    names = ("lr", "warmup_steps", "betas", "eps", "weight_decay")
+    assert [group[name] for name in names] == [1e-3, 7, (0.8, 0.9), 1e-6, 0.1]
+    interval = {"communication_interval": 2}
+    for name, keywords in {
+        "qadam": {"q_adam_optimizer": optimizer},
+        "decentralized": {"peer_selection_mode": "shift_one", **interval},
+        "low_precision_decentralized": interval,
+        "async": {"peer_selection_mode": "all", "sync_interval_ms": 20, "warmup_steps": 1},
+    }.items():
+        BaguaStrategy(name, **keywords)
+
+
+def test_wrong_arguments_are_refused():
+    refused = user_error(lambda: BaguaStrategy("decentralized", hierarchical=True))
+    assert "decentralized" in refused and "hierarchical" in refused
+    assert "warmup_steps" in user_error(
+        lambda: QAdamOptimizer(mlp().parameters(), 1e-3, (0.9, 0.999))
+    )
+    other, own = (QAdamOptimizer(mlp().parameters()) for _ in range(2))
+    assert "q_adam_optimizer" in user_error(lambda: QAdam(other).attach(mlp(), [own], wrap))

@@ -94,20 +94,11 @@ def equal_to_serial(report: dict) -> None:
     model, optimizer = new(gradient_predivide_factor=4.0)
     train(model, optimizer, range(3))
     report["predivided"] = max_difference(vector(model), serial(3)[-1])
-    model, optimizer = new(op=hvd.Sum, groups=2)
+    model, optimizer = new(op=hvd.Sum)
     for group in optimizer.param_groups:
         group["lr"] /= hvd.size()
     train(model, optimizer, range(3))
     report["summed"] = max_difference(vector(model), serial(3)[-1])
-    layer = nn.Embedding(3, 2, sparse=True)
-    hvd.broadcast_parameters(layer.parameters())
-    before = vector(layer)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(layer.parameters(), LR), sparse_as_dense=True
-    )
-    layer(torch.tensor([1])).sum().backward()
-    optimizer.step()
-    report["sparse as dense"] = ((before - vector(layer)) / LR).tolist()
 
 
 class Branches(nn.Module):
@@ -189,28 +180,16 @@ def collectives(report: dict, rank: int) -> None:
     report["ranks"] = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     tensor = torch.tensor([1.0, float(rank)])
     report["mean"] = hvd.allreduce(tensor).tolist()
-    report["sum"] = hvd.allreduce(tensor, average=False).tolist()
-    doubled = {"prescale_factor": 2.0, "postscale_factor": 3.0}
     report["operations"] = [
         hvd.allreduce(tensor, op=op, name="t").tolist()
         for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
     ]
-    report["scaled"] = hvd.allreduce(tensor, op=hvd.Sum, **doubled).tolist()
     report["fp16 type"] = hvd.allreduce(tensor, compression=hvd.Compression.fp16).dtype
-    in_place = tensor.clone()
-    report["in place"] = hvd.allreduce_(in_place, op=hvd.Sum) is in_place, in_place.tolist()
     columns = torch.full((3, 2), float(rank)).T  # not contiguous
     hvd.broadcast_(columns, root_rank=1)
     report["broadcast_"] = columns.unique().tolist()
-    handle = hvd.allreduce_async(tensor, op=hvd.Max)
-    other = hvd.broadcast_async_(tensor.clone(), 0)
-    report["async"] = hvd.synchronize(handle).tolist(), hvd.synchronize(other).tolist()
-    report["again"] = hvd.synchronize(handle).tolist(), hvd.poll(handle)
     report["objects"] = hvd.broadcast_object({"rank": rank}, root_rank=1, name="o")
-    report["all objects"] = hvd.allgather_object(f"rank {rank}")
     hvd.barrier()
-    report["nodes"] = hvd.cross_rank(), hvd.cross_size(), hvd.is_initialized()
-    report["both"] = user_error(lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum))
     report["adasum"] = user_error(lambda: hvd.allreduce(tensor, op=hvd.Adasum))
     report["no operation"] = user_error(lambda: hvd.allreduce(tensor, op="sum"))
     report["gathered"] = hvd.allgather(torch.full((rank, 2), rank)).tolist()
@@ -294,10 +273,9 @@ def test_micro_batches_and_clipping_are_the_full_batchs_too(reports):
         assert report["clipped"] < 1e-6
 
 
-def test_predivided_summed_and_sparse_gradients(reports):
+def test_predivided_and_summed_gradients(reports):
     for report in reports:
         assert report["predivided"] < 1e-6 and report["summed"] < 1e-6
-        assert report["sparse as dense"] == pytest.approx([0, 0, 1, 1, 0, 0], abs=1e-5)
 
 
 def test_fp16_compression_is_close(reports):
@@ -335,25 +313,20 @@ def test_collectives(reports):
     n = len(reports)
     for rank, report in enumerate(reports):
         assert tuple(report["ranks"]) == (rank, n, rank, n) and not report["ended"]
-        assert report["mean"] == [1.0, (n - 1) / 2] and report["sum"] == [n, n * (n - 1) / 2]
+        assert report["mean"] == [1.0, (n - 1) / 2]
         assert report["gathered"] == [[r, r] for r in range(n) for _ in range(r)]
         assert report["broadcast"] == [1.0, 1.0] and report["untouched"] == [1.0, rank]
 
 
-def test_horovods_operations_handles_and_objects(reports):
+def test_horovods_operations_and_objects(reports):
     n = len(reports)
     total = n * (n - 1) / 2
-    for rank, report in enumerate(reports):
+    for report in reports:
         expected = [[1, total / n], [n, total], [1, 0], [1, n - 1], [1, 0]]
-        assert report["operations"] == expected and report["scaled"] == [6 * n, 6 * total]
+        assert report["operations"] == expected
         assert report["fp16 type"] == torch.float32
-        assert report["in place"] == (True, [n, total]) and report["broadcast_"] == [1]
-        assert report["async"] == ([1, n - 1], [1, 0])
-        assert report["again"] == ([1, n - 1], True)
-        assert report["objects"] == {"rank": 1}
-        assert report["all objects"] == [f"rank {r}" for r in range(n)]
-        assert report["nodes"] == (0, 1, True) and rank < n
-        assert "average" in report["both"] and "op=Average" in report["adasum"]
+        assert report["broadcast_"] == [1] and report["objects"] == {"rank": 1}
+        assert "op=Average" in report["adasum"]
         assert "'sum'" in report["no operation"]
 
 

@@ -1,13 +1,13 @@
 """A user's script on two ranks: `python trainer_script.py MODE FOLDER`.
 
-MODE is "whole", "resume" (from FOLDER/stopped.ckpt), or what goes wrong: "exit" (rank 1
-exits), "raise 0" and "raise 1" (that rank raises), "term" (rank 1 gets a SIGTERM). Each rank
-writes its losses and its global step to FOLDER/MODE<rank>.json.
+MODE is "whole", "stop" (rank 1 sets should_stop; all ranks write FOLDER/stopped.ckpt),
+"resume" (from there), or what goes wrong: "exit" (rank 1 exits), "raise 0" and "raise 1" (that
+rank raises).
+Each rank writes its losses and its global step to FOLDER/MODE<rank>.json.
 """
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -33,12 +33,16 @@ class Net(L.LightningModule):
             os._exit(7)
         if mode == f"raise {rank}" and self.global_step == 2:
             raise ZeroDivisionError(f"planted in rank {rank}")
-        # One rank gets the signal, in the middle of a step.
-        if mode == "term" and (rank, self.global_step) == (1, 4):
-            os.kill(os.getpid(), signal.SIGTERM)
+        # One rank wants to stop, in the middle of a step.
+        if mode == "stop" and (rank, self.global_step) == (1, 4):
+            self.trainer.should_stop = True
         loss = self.layer(batch[0]).square().mean()
         self.losses.append(loss.item())
         return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if mode == "stop" and self.global_step == 5:
+            self.trainer.save_checkpoint(folder / "stopped.ckpt")
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)

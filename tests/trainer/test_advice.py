@@ -4,8 +4,8 @@ import warnings
 
 import plain_net
 import torch
-from numbered_rows import Net, Rows, changed, trainer
-from torch.utils.data import DataLoader, SequentialSampler
+from numbered_rows import Rows, changed, trainer
+from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 
@@ -23,29 +23,11 @@ def says(function, *facts):
     return any(all(fact in text for fact in facts) for text in warned(function))
 
 
-# ---- data -----------------------------------------------------------------------------------
-
-
-def test_overfit_batches_reads_in_order_and_says_so(tmp_path):
-    net = Net()
-    run = trainer(tmp_path, overfit_batches=2, max_epochs=2)
-    loader = DataLoader(Rows(8), 2, shuffle=True)
-    assert says(lambda: run.fit(net, loader, loader), "overfit", "train", "shuffling")
-    assert net.rows == [[0, 1], [2, 3]] * 4
-    assert isinstance(run.val_dataloaders.sampler, SequentialSampler)
-
-
-# ---- logging --------------------------------------------------------------------------------
-
-
 def test_log_without_a_trainer_says_that_the_value_is_lost():
     net = L.LightningModule()
     assert says(lambda: net.log("a", 1.0), "'a'", "LightningModule", "lost")
     net.trainer = trainer(".")
     assert says(lambda: net.log("a", 1.0), "'a'", "LightningModule", "lost")
-
-
-# ---- optimization ---------------------------------------------------------------------------
 
 
 def plateau(self, **keys):
@@ -58,9 +40,6 @@ def test_a_metric_that_a_scheduler_waits_for(tmp_path):
     net = changed(configure_optimizers=lambda self: plateau(self, strict=False))
     run = trainer(tmp_path)
     assert says(lambda: run.fit(net, DataLoader(Rows(2))), "'giraffe'", "not logged", "strict")
-
-
-# ---- lengths and files ----------------------------------------------------------------------
 
 
 def test_a_fit_without_a_limit_says_how_long_it_is(tmp_path):

@@ -1,7 +1,6 @@
 """What a batch may be: mappings, dataclasses, named tuples, packed sequences."""
 
 import collections
-import dataclasses
 from dataclasses import InitVar, dataclass, field
 
 import pytest
@@ -10,14 +9,11 @@ from plain_net import Net, rows, trainer
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
-from multigpu.nested import map_tensors, tensors
+from multigpu.nested import map_tensors
 from multigpu.trainer.hooks import to_device
 from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-# ---- tensors in containers ------------------------------------------------------------------
 
 
 @dataclass
@@ -46,31 +42,6 @@ def test_a_packed_sequence_goes_to_a_device_as_a_whole(request):
 
 
 Pair = collections.namedtuple("Pair", "x y")
-
-
-@dataclasses.dataclass
-class Both:
-    x: torch.Tensor
-    name: str
-
-
-def test_what_a_batch_may_be():
-    half = {
-        "a": Pair(torch.ones(2), [torch.zeros(1), "b"]),
-        "c": collections.UserDict(d=torch.ones(1)),
-        "e": Both(torch.ones(3), "n"),
-    }
-    reported = map_tensors(half, lambda tensor: tensor.half())
-    assert [tensor.dtype for tensor in tensors(reported)] == [torch.float16] * 4
-    assert (
-        type(reported["a"]) is Pair
-        and type(reported["c"]) is collections.UserDict
-        and reported["e"].name == "n"
-    )
-    assert half["c"]["d"].dtype == torch.float32, "the batch itself is left alone"
-
-
-# ---- in a run -------------------------------------------------------------------------------
 
 
 def test_named_tuples_in_other_numbers():

@@ -3,14 +3,13 @@
 import inspect
 import math
 import re
-from types import SimpleNamespace
 
 import lightnings
 import plain_net
 import pytest
 import small_net
 import torch
-from lightnings import fake, fit
+from lightnings import fit
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
@@ -19,20 +18,13 @@ from multigpu.trainer.callbacks.early_stopping import STATE
 from multigpu.trainer.refused import sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
 NAN = float("nan")
-
-
 SCORES = (0.5, 0.3, 0.4, 0.2)
 
 
 @pytest.fixture(scope="module")
 def lightning():
     return lightnings.package()
-
-
-# ---- EarlyStopping --------------------------------------------------------------------------
 
 
 # name → (EarlyStopping's arguments, val_loss by validation, the Trainer's arguments)
@@ -78,33 +70,6 @@ def test_mistakes_with_early_stopping(lightning, tmp_path):
         fit(tmp_path, callbacks.EarlyStopping("val_los"), SCORES[:1])
     with pytest.raises(UserError, match=r"EarlyStopping.*'auto'.*'min'.*'max'"):
         callbacks.EarlyStopping("x", mode="auto")
-
-
-def test_one_rank_stops_all(capsys):
-    decisions = []
-
-    def one_other_rank_stops(decision, all=True):
-        decisions.append((decision, all))
-        return True
-
-    trainer = fake(
-        strategy=SimpleNamespace(reduce_boolean_decision=one_other_rank_stops),
-        callback_metrics={"a": torch.tensor(1.0)},
-        world_size=2,
-        global_rank=1,
-    )
-    stopping = callbacks.EarlyStopping("a", verbose=True)
-    stopping.setup(trainer, None, "fit")
-    stopping.on_train_epoch_end(trainer, None)
-    assert decisions == [(False, False)]
-    assert trainer.should_stop
-    printed = capsys.readouterr().out
-    assert printed.startswith("[rank: 1] ")
-    assert "a = 1.000" in printed
-    assert printed.count("\n") == 1
-
-
-# ---- LearningRateMonitor --------------------------------------------------------------------
 
 
 def two_groups(net):
@@ -197,9 +162,6 @@ def test_mistakes_with_the_learning_rate_monitor(lightning, tmp_path):
         callbacks.LearningRateMonitor("batch")
 
 
-# ---- names and arguments --------------------------------------------------------------------
-
-
 def test_every_hook_has_lightnings_arguments(lightning):
     for name, function in inspect.getmembers(lightning.Callback, inspect.isfunction):
         if not name.startswith("_"):
@@ -234,9 +196,6 @@ def test_every_callback_has_lightnings_arguments(lightning, name):
     for argument in missing:
         with pytest.raises(UserError, match=re.escape(sentence(argument, name))):
             getattr(callbacks, name)(**{argument: True, **given})
-
-
-# ---- the Trainer's list of callbacks --------------------------------------------------------
 
 
 def test_two_callbacks_of_one_key_are_refused():

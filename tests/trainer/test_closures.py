@@ -13,24 +13,6 @@ import multigpu.trainer as L
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Sharpness(torch.optim.SGD):
-    """Calls its closure twice, as sharpness-aware minimization does."""
-
-    def step(self, closure):
-        closure()
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("manual", [False, True])
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Sharpness])
-def test_an_optimizer_that_calls_its_closure_itself_is_refused(kind, manual):
-    model = make_net(manual=manual)
-    model.configure_optimizers = lambda: kind(model.parameters(), 0.1)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
-    fit = trainer.fit
-    names(lambda: fit(model, DataLoader(rows(4), 2)), f"{kind.__name__}.step", "Lightning")
-
-
 def test_an_optimizer_step_that_forgets_the_closure_is_refused():
     """Without it nothing is trained; Lightning raises an error, too."""
     model = make_net()
@@ -58,19 +40,3 @@ def test_a_manual_step_calls_its_closure_once_and_returns_the_loss(tmp_path):
         configure_optimizers=lambda self: torch.optim.SGD(self.parameters(), 0.1),
     )
     assert steps == len(recorded) == 6
-
-
-def test_an_optimizer_without_the_argument_is_stepped_after_the_gradients():
-    class Plain(torch.optim.SGD):
-        def step(self):
-            super().step()
-
-    weights = []
-    for kind in (Plain, torch.optim.SGD):
-        model = make_net()
-        model.configure_optimizers = lambda kind=kind, model=model: kind(
-            model.parameters(), 0.1
-        )
-        L.Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(model, DataLoader(rows(4), 2))
-        weights.append(model.layer[0].weight.detach())
-    assert torch.equal(*weights)

@@ -13,11 +13,6 @@ from torch.utils.data import DataLoader
 from multigpu import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-# ---- what each rank does --------------------------------------------------------------------
-
-
 Pair = namedtuple("Pair", "z squares")
 
 
@@ -157,9 +152,6 @@ def ranks(tmp_path_factory):
     return launch.call(exchanges, 2, str(tmp_path_factory.mktemp("ranks")))
 
 
-# ---- all_gather -----------------------------------------------------------------------------
-
-
 def of_all(z: torch.Tensor) -> torch.Tensor:
     return (z.mean() - 3.0) ** 2 + (z**2).mean()
 
@@ -188,9 +180,6 @@ def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(ranks):
 def test_hooks_that_each_rank_calls_once_may_gather(ranks, stage):
     """The ranks have two batches and one."""
     assert [rank[stage, "shape"] for rank in ranks] == [(2, 1), (2, 1)], ranks[0][stage]
-
-
-# ---- decisions and hooks --------------------------------------------------------------------
 
 
 def test_one_rank_that_wants_to_stop_stops_all(ranks):

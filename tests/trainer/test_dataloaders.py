@@ -12,8 +12,6 @@ import multigpu.trainer as L
 from multigpu import launch
 from multigpu.trainer import dataloaders
 
-# ---- dataloaders and data modules -----------------------------------------------------------
-
 
 def test_evaluation_takes_a_dict_of_dataloaders():
     class Many(Net):
@@ -47,9 +45,6 @@ def test_a_data_modules_state_is_in_checkpoints(tmp_path):
     again = Sized(size=6)
     cpu(max_epochs=2).fit(make_net(), again, ckpt_path=tmp_path / "a.ckpt")
     assert again.state == 7
-
-
-# ---- workers --------------------------------------------------------------------------------
 
 
 def test_a_users_own_worker_init_fn_stays():

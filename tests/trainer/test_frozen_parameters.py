@@ -11,8 +11,6 @@ from multigpu.errors import UserError
 from multigpu.strategies import DDPStrategy
 from multigpu.virtual import control
 
-# ---- models ---------------------------------------------------------------------------------
-
 
 class TwoLayers(Net):
     """The first layer learns in those epochs for which `when` is True."""
@@ -99,9 +97,6 @@ def two():
     return launch.call(on_two_ranks, 2)
 
 
-# ---- frozen and thawed ----------------------------------------------------------------------
-
-
 def test_a_layer_that_is_thawed_between_epochs_is_refused_where_ranks_would_learn_it_alone(
     two,
 ):
@@ -142,9 +137,6 @@ def test_after_a_failure_nothing_hangs_on_the_model(two, request):
 
 def test_horovod_leaves_a_frozen_layer_where_it_is(two):
     assert two[0]["moved"][0] > 0 and two[0]["moved"][1] == 0
-
-
-# ---- unused ---------------------------------------------------------------------------------
 
 
 def test_parameters_that_the_loss_does_not_use_are_named(two):

@@ -12,11 +12,6 @@ from user_methods import both, user
 import multigpu.trainer as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-# ---- the order of all hooks -----------------------------------------------------------------
-
-
 # Without on_validation_model_eval and others of that kind, which are not here.
 MODULE = (
     *(
@@ -56,8 +51,6 @@ MODULE = (
         )
     ),
 )
-
-
 CALLBACK = sorted(
     name
     for name in vars(ours.Callback)
@@ -112,9 +105,6 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
         orders.append(calls)
     assert len(orders[1]) > 5
     assert orders[0] == orders[1]
-
-
-# ---- what a hook may do ---------------------------------------------------------------------
 
 
 def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):

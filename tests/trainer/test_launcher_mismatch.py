@@ -6,8 +6,6 @@ import pytest
 from multigpu.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
 RANKS = {
     "torchrun": {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2},
     "mpirun": {
@@ -29,8 +27,6 @@ RANKS = {
         "SLURM_STEP_NODELIST": "localhost",
     },
 }
-
-
 # (launcher, the Trainer's arguments, what the error names: both numbers, and the line to
 # change)
 MISMATCHES = [

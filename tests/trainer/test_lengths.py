@@ -1,16 +1,16 @@
 """How much a run does: epochs, steps, limits, and when it may stop."""
 
 import pytest
+import regression_net
+import small_net
 import torch
 from numbered_rows import Net, Rows, Stream, changed, ran, trainer
+from regression_net import batches, trained
 from torch.utils.data import DataLoader
 
+from multigpu.errors import UserError
+
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-# ---- epochs, steps and limits ---------------------------------------------------------------
-
-
 LENGTHS = {
     "two epochs": ({"max_epochs": 2}, (10, 10, 2, 10)),
     "max_steps": ({"max_steps": 7, "max_epochs": -1}, (7, 5, 2, 7)),
@@ -60,9 +60,6 @@ def test_estimated_stepping_batches(tmp_path):
     assert reported == [9, 4, 7]
 
 
-# ---- when a run may stop --------------------------------------------------------------------
-
-
 def stop(net, batch, batch_idx):
     net.trainer.should_stop = True
 
@@ -73,3 +70,47 @@ def stop(net, batch, batch_idx):
 )
 def test_should_stop_waits_for_the_least_that_was_asked_for(tmp_path, least, steps):
     assert ran(tmp_path, Net(train=stop), val=0, max_epochs=5, **least)[3] == steps
+
+
+@pytest.mark.parametrize(
+    "name", ["limit_train_batches", "limit_val_batches", "overfit_batches"]
+)
+def test_a_share_of_less_than_one_batch(name):
+    with pytest.raises(UserError, match=f"{name}=0.05 of 10 batches .*less than one"):
+        trained(regression_net.Net(), batches(), batches(), **{name: 0.05})
+    assert trained(regression_net.Net(), batches(), batches(), **{name: 0.1}).global_step
+
+
+def test_an_endless_loader_has_endless_steps():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from small_net.rows(4)
+
+    model, found = small_net.make_net(), []
+    model.on_train_start = lambda: found.append(model.trainer.estimated_stepping_batches)
+    small_net.cpu(max_epochs=1).fit(model, DataLoader(Endless(), 2))
+    assert found == [float("inf")]
+    assert (
+        small_net.cpu(fast_dev_run=True, check_val_every_n_epoch=5).check_val_every_n_epoch
+        == 1
+    )
+
+
+class Two(regression_net.Net):
+    """Two optimizers, which each step once a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+def test_max_steps_ends_a_batch_that_makes_several():
+    assert trained(Two(), max_steps=5, max_epochs=-1).global_step == 6
+    assert trained(Two(), max_epochs=1).global_step == 20

@@ -51,9 +51,6 @@ def old() -> Old:
     return Old()
 
 
-# ---- training_epoch_end, validation_epoch_end, test_epoch_end -------------------------------
-
-
 def test_the_hooks_get_the_outputs_of_the_epoch():
     net = old()
     run = cpu(max_epochs=2)
@@ -132,9 +129,6 @@ def test_the_ranks_means_are_the_mean_over_all_batches():
         assert "test_epoch_end" in refusal and "1 batch for 2 ranks" in refusal
 
 
-# ---- other hooks ----------------------------------------------------------------------------
-
-
 def test_a_hook_that_is_not_called_names_todays_hook():
     class Hooked(L.Callback):
         def on_epoch_end(self, trainer, pl_module): ...
@@ -195,15 +189,6 @@ def test_the_index_of_the_only_optimizer_stays_at_its_default():
     model = Indexed()
     plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
     assert model.indices == (0, 0)
-
-
-def test_what_modules_did_before_lightning_1_names_the_alternative():
-    class Sets(plain_net.Net):
-        def __init__(self):
-            super().__init__()
-            self.hparams = {"lr": 0.1}
-
-    names(Sets, "self.hparams", "save_hyperparameters(hparams)")
 
 
 @pytest.mark.parametrize("name", ["add_argparse_args", "from_argparse_args", "tune"])

@@ -18,9 +18,6 @@ from multigpu.trainer.settings import Settings
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- the Trainer's arguments ----------------------------------------------------------------
-
-
 def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
     import lightnings
 
@@ -30,7 +27,7 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
     assert lightning - this - set(REFUSED) - set(RENAMED) == set()
 
 
-@pytest.mark.parametrize("name", ["max_time", "tpu_cores"])
+@pytest.mark.parametrize("name", ["max_time", "progress_bar_refresh_rate"])
 def test_a_refused_argument_names_the_replacement(name):
     names(lambda: L.Trainer(**{name: True}), name, sentence(name))
 
@@ -52,9 +49,6 @@ def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
     assert "write Trainer(accelerator='cpu')" in capsys.readouterr().out
     assert L.Trainer(gpus=None, accelerator="cpu").num_devices == 1
     names(lambda: L.Trainer(gpus=0, accelerator="gpu"), "gpus=0 contradicts accelerator")
-
-
-# ---- attributes and modules -----------------------------------------------------------------
 
 
 def test_names_that_everyday_code_reads():

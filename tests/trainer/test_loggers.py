@@ -16,8 +16,6 @@ from multigpu.errors import UserError
 from multigpu.trainer.loggers import CSVLogger, TensorBoardLogger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
 # If this module exists, TensorBoard does not import TensorFlow.
 NOTF = "tensorboard.compat.notf"
 
@@ -54,9 +52,6 @@ def log(logger):
     logger.finalize("success")
 
 
-# ---- what all loggers do --------------------------------------------------------------------
-
-
 def test_where_loggers_write(lightning, tmp_path):
     for number in ("1", "12", "x"):
         (tmp_path / "lightning_logs" / f"version_{number}").mkdir(parents=True)
@@ -84,9 +79,6 @@ def test_only_rank_0_writes_and_all_ranks_have_its_version(tmp_path, cls):
 def test_loggers_can_be_pickled(tmp_path):
     for logger in (CSVLogger(tmp_path), TensorBoardLogger(tmp_path)):
         assert pickle.loads(pickle.dumps(logger)).log_dir == logger.log_dir
-
-
-# ---- CSVLogger ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,9 +109,6 @@ def test_a_late_column_is_empty_in_earlier_rows(tmp_path):
         {"a": "2", "b": "", "c,d": 'x"y', "step": "1"},
         {"a": "", "b": "3", "c,d": "", "step": "2"},
     ]
-
-
-# ---- TensorBoardLogger ----------------------------------------------------------------------
 
 
 def read_events(folder):
@@ -162,9 +151,6 @@ def test_without_tensorboard(tmp_path, monkeypatch):
     logger = TensorBoardLogger(tmp_path)
     with pytest.raises(UserError, match="pip install tensorboard"):
         logger.log_metrics({"a": 1}, 0)
-
-
-# ---- in a run -------------------------------------------------------------------------------
 
 
 def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):

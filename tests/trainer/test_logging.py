@@ -1,10 +1,6 @@
 """What self.log keeps: values, means over rows, names, and where they appear."""
 
-from collections import UserDict
-from dataclasses import dataclass
-
 import lightnings
-import numbered_rows
 import numpy as np
 import pytest
 import small_net
@@ -20,14 +16,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- means over rows ------------------------------------------------------------------------
-
-
-@dataclass
-class Rows:
-    x: torch.Tensor
-
-
 class Mean(Net):
     """The epoch's mean of the batches' means, which must be the rows' mean."""
 
@@ -36,28 +24,7 @@ class Mean(Net):
         self.keywords = keywords
 
     def validation_step(self, batch, batch_idx):
-        x = (
-            batch
-            if isinstance(batch, list)
-            else batch.x
-            if isinstance(batch, Rows)
-            else batch["x"]
-        )
-        self.log("mean", sum(x) / len(x), **self.keywords)
-
-
-FORMS = {
-    "a mapping that is no dict": lambda rows: UserDict({"name": "x", "x": torch.stack(rows)}),
-    "a dataclass": lambda rows: Rows(torch.stack(rows)),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_mean_counts_the_rows_of(form):
-    loader = DataLoader(torch.arange(5.0), 4, collate_fn=FORMS[form])
-    assert L.Trainer(accelerator="cpu", **QUIET).validate(Mean(), loader, verbose=False) == [
-        {"mean": 2.0}
-    ]
+        self.log("mean", sum(batch) / len(batch), **self.keywords)
 
 
 def test_a_batch_without_a_tensor_asks_for_batch_size():
@@ -107,9 +74,6 @@ def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
     assert reported(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(
         one, abs=1e-5
     )
-
-
-# ---- values ---------------------------------------------------------------------------------
 
 
 def test_numbers_of_numpy_are_logged():
@@ -174,9 +138,6 @@ def test_what_is_logged_is_the_number_of_that_moment():
     assert small_net.fitted(Counting()).callback_metrics["count"] == 1 + 2 + 3 + 4
 
 
-# ---- names and places -----------------------------------------------------------------------
-
-
 def test_a_name_that_is_logged_in_two_ways_is_refused():
     class Twice(small_net.Net):
         def training_step(self, batch, batch_idx):
@@ -198,16 +159,6 @@ def test_validation_by_step_is_among_the_logged_metrics():
         trainer.logged_metrics == {"v_step": 1.0, "v_epoch": 0.5}
         and trainer.progress_bar_metrics["v_step"] == 1.0
     )
-
-
-def test_what_is_logged_in_validation_is_verbose_or_not(tmp_path, capsys):
-    numbered_rows.trainer(tmp_path).validate(
-        numbered_rows.Net(), DataLoader(numbered_rows.Rows(10), 3)
-    )
-    assert "mean 4.5000" in capsys.readouterr().out
-
-
-# ---- when -----------------------------------------------------------------------------------
 
 
 def test_metrics_are_there_in_the_sanity_check_and_gone_after_it():

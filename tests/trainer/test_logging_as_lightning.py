@@ -4,7 +4,7 @@ import lightnings
 import pytest
 import torch
 from refusals import names
-from small_net import Net, cpu, make_net, rows
+from small_net import Net, cpu, rows
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from trainer_user import csv_rows, data, trainer
@@ -48,9 +48,6 @@ def both(root, callback=None, arguments=(), **methods):
     assert metrics_here == pytest.approx(metrics_there, abs=1e-6)
     assert rows_here == [pytest.approx(row, abs=1e-6) for row in rows_there]
     return found[0]
-
-
-# ---- names that are logged in some batches --------------------------------------------------
 
 
 def test_the_loggers_get_the_last_value_of_a_name_that_is_logged_seldom(tmp_path):
@@ -100,9 +97,6 @@ def test_a_seldom_logged_value_of_two_ranks_is_reduced(tmp_path):
     assert [(row["synced"], row["own"]) for row in written if "synced" in row] == [(1.5, 1.0)]
 
 
-# ---- a callback -----------------------------------------------------------------------------
-
-
 def logging_callback(L):
     class Logs(L.Callback):
         def on_train_start(self, trainer, pl_module):
@@ -131,16 +125,6 @@ def test_a_callback_logs_as_in_lightning(tmp_path):
     assert metrics["a_epoch"] == 12.0 and metrics["val_end"] == 3.0 and "start" in metrics
     by_step = [row["a_step"] for row in written if "a_step" in row]
     assert by_step == [9.0, 19.0, 4.0, 14.0, 24.0]
-
-
-def test_a_callback_outside_of_a_run_cannot_log():
-    callback = ours.Callback()
-    names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")
-    cpu(callbacks=[callback]).fit(make_net(), DataLoader(rows(4), 2))
-    names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")
-
-
-# ---- a LightningModule inside another -------------------------------------------------------
 
 
 class Outer(Net):
@@ -183,9 +167,6 @@ def test_an_inner_module_that_logs_names_the_outer_one():
         "Inner",
         "Outer",
     )
-
-
-# ---- the loggers ----------------------------------------------------------------------------
 
 
 def test_a_logger_is_called_by_lightnings_keywords(tmp_path):

@@ -7,8 +7,6 @@ from regression_net import Net, batches, trained
 from multigpu.errors import UserError
 
 SILENT = ["configure_optimizers", "on_fit_start", "on_validation_end", "predict_step"]
-
-
 NAMELESS = ["on_after_batch_transfer"]
 
 

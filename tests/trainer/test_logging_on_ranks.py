@@ -12,9 +12,6 @@ from multigpu import launch
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- what each rank logs --------------------------------------------------------------------
-
-
 class Plateau(Net):
     """Its learning rate falls by what the steps' losses do."""
 
@@ -91,9 +88,6 @@ def two(tmp_path_factory):
     return launch.call(logs, 2, str(tmp_path_factory.mktemp("two")))
 
 
-# ---- sync_dist ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_plateau_by_step_steps_alike_on_all_ranks(two, sync):
     first, second = two
@@ -115,9 +109,6 @@ def test_ranks_agree_to_exchange_though_one_alone_asks_for_it(two):
         and first["seen late"][2:] == second["seen late"][2:]
     )
     assert len(set(first["seen late"][2:])) == 8
-
-
-# ---- different names ------------------------------------------------------------------------
 
 
 def test_ranks_may_log_different_names(two):

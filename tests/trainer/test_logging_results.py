@@ -22,8 +22,8 @@ def test_a_metric_object_is_asked_once_and_reset():
     results = Results(lambda thing: [thing], ranks=1, training=True)
     results.start_batch(torch.ones(2))
     results.log("training_step", None, "m", metric, on_epoch=True)
-    assert float(results.step_metrics(exchange=False).logger["m_step"]) == 3
-    assert float(results.epoch_metrics().logger["m_epoch"]) == 8
+    assert float(results.step_metrics(exchange=False).logged["m_step"]) == 3
+    assert float(results.epoch_metrics().logged["m_epoch"]) == 8
     results.reset()
     assert metric.resets == 1
 
@@ -35,11 +35,11 @@ def test_infinities_of_two_ranks_make_no_number():
 
     def gather(mine):
         (key,) = mine
-        settings, total, *weight = mine[key]
-        return [mine, {key: (settings, -total, *weight)}]
+        how, total, *weight = mine[key]
+        return [mine, {key: (how, -total, *weight)}]
 
     results = Results(gather, ranks=2, training=True)
     settings = {"on_step": True, "on_epoch": True, "sync_dist": True, "batch_size": 1}
     results.log("training_step", None, "loss", float("inf"), **settings)
-    assert results.step_metrics(exchange=True).logger["loss_step"].isnan()
-    assert results.epoch_metrics().logger["loss_epoch"].isnan()
+    assert results.step_metrics(exchange=True).logged["loss_step"].isnan()
+    assert results.epoch_metrics().logged["loss_epoch"].isnan()

@@ -17,9 +17,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- one process ----------------------------------------------------------------------------
-
-
 def test_a_scheduler_can_be_made_of_what_optimizers_returns():
     class Schedules(plain_net.Net):
         def __init__(self):
@@ -41,29 +38,6 @@ def test_a_scheduler_can_be_made_of_what_optimizers_returns():
     model = Schedules()
     plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
     assert model.rates == pytest.approx([0.05, 0.025]) and model.global_step == 2
-
-
-def test_a_class_may_say_that_its_optimization_is_manual():
-    class Manual(plain_net.Net):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    class ByProperty(Manual):
-        @property
-        def automatic_optimization(self):
-            return False
-
-    for kind in (Manual, ByProperty):
-        torch.manual_seed(0)
-        model, run = kind(), plain_net.trainer()
-        before = model.layer.weight.detach().clone()
-        run.fit(model, DataLoader(plain_net.rows(), 4))
-        assert run.global_step == 2 and not torch.equal(before, model.layer.weight)
 
 
 def test_several_optimizers_are_for_manual_optimization(tmp_path):
@@ -101,9 +75,6 @@ def synchronizes_after_detach() -> bool:
 def test_detach_leaves_the_users_module_without_hooks():
     """The hook of a manual step turns DDP's synchronisation off."""
     assert launch.call(synchronizes_after_detach, 1) == [True]
-
-
-# ---- two ranks ------------------------------------------------------------------------------
 
 
 def weights_of(model: Net) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numbered_rows import Net, Rows, ran, trainer
+from numbered_rows import Net, Rows, changed, fit, ran, trainer
 from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,3 +43,16 @@ def test_evaluation_leaves_a_frozen_parts_mode_alone(tmp_path):
     with pytest.warns(UserWarning, match="starts with 1 module in eval mode"):
         ran(tmp_path, net)
     assert net.training and not net.layer.training
+
+
+def root(self, batch, i):
+    """The root of 0, whose slope is infinite, times 0: the gradient is not a number."""
+    zero = self.layer(batch * 0).mean() - self.layer.bias.detach()
+    return (zero.abs().sqrt() * 0).sum()
+
+
+def test_detect_anomaly_names_the_operation_whose_gradient_is_nan(tmp_path):
+    with pytest.raises(RuntimeError, match=r"SqrtBackward0.*nan"):
+        fit(tmp_path, changed(training_step=root), detect_anomaly=True)
+    assert not torch.is_anomaly_enabled()
+    fit(tmp_path, changed(training_step=root))  # without it nothing is checked

@@ -12,9 +12,6 @@ from multigpu.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- configure_optimizers -------------------------------------------------------------------
-
-
 def stepped(optimizer):
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
@@ -78,9 +75,6 @@ def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp
 def test_another_form_of_configure_optimizers_is_refused(tmp_path, wrong):
     with pytest.raises(UserError, match="configure_optimizers returned"):
         trainer(ours, tmp_path).fit(user(ours, configure_optimizers=lambda self: wrong)())
-
-
-# ---- steps ----------------------------------------------------------------------------------
 
 
 def test_an_optimizer_step_of_the_users_own(tmp_path):

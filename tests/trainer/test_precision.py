@@ -23,7 +23,7 @@ def test_a_tensor_is_scaled_back_before_it_is_clipped(tmp_path):
         warnings.simplefilter("always")
         run = trainer(tmp_path, precision=16)
         run.fit(Net(), DataLoader(Rows(4), 2))
-    assert run.precision_plugin.name == "bf16-mixed" and any(
+    assert run.run.precision.name == "bf16-mixed" and any(
         "bf16-mixed is used instead" in str(w.message) for w in reported
     )
 

@@ -16,8 +16,6 @@ from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy
 from multigpu.virtual import control
 
-# ---- one process ----------------------------------------------------------------------------
-
 
 def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
     request.addfinalizer(control.stop)
@@ -97,9 +95,6 @@ def test_only_rank_0_warns(monkeypatch, rank):
         state.warn_once("a warning")
         state.warn_once("a warning")
     assert len(caught) == 1 - rank
-
-
-# ---- two ranks ------------------------------------------------------------------------------
 
 
 def fails_at(step: int) -> Net:

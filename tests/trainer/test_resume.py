@@ -31,9 +31,6 @@ def packages():
     return {"multigpu": ours, "lightning": lightnings.package()}
 
 
-# ---- this Trainer's files and Lightning's -------------------------------------------------
-
-
 def test_training_resumes_where_the_file_was_written(tmp_path):
     """Lightning keeps the progress of its loops in its own form."""
     _, _, run = fit(lightnings.package(), tmp_path, epochs=1)
@@ -80,9 +77,6 @@ def test_a_checkpoint_has_lightnings_keys(tmp_path):
     assert (mine["epoch"], mine["global_step"]) == (theirs["epoch"], theirs["global_step"])
     assert mine["hyper_parameters"] == theirs["hyper_parameters"]
     assert mine["lr_schedulers"] == theirs["lr_schedulers"]
-
-
-# ---- to the bit -----------------------------------------------------------------------------
 
 
 class Saver(ours.Callback):
@@ -145,9 +139,6 @@ def test_a_modelcheckpoints_file_goes_on_to_the_bit(tmp_path, after_validation):
         )
         assert continued == whole[5 * (epoch + 1) :]
         assert all(torch.equal(weights[name], w) for name, w in reached.items())
-
-
-# ---- files that are refused, or read in part ------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +210,6 @@ def test_weights_of_a_weights_only_file_can_be_validated(tmp_path, checkpoint):
     assert reported[0]["val_loss"] > 0 and all(
         torch.equal(kept[name], w) for name, w in module.state_dict().items()
     )
-
-
-# ---- writing --------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_written_beside_and_renamed(tmp_path, monkeypatch):

@@ -20,9 +20,6 @@ from multigpu.trainer import dataloaders
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- rows in batches ------------------------------------------------------------------------
-
-
 def trained_rows(folder, loader, **arguments):
     """Which rows this rank trains on, epoch after epoch."""
     L.seed_everything(5, verbose=False)
@@ -107,9 +104,6 @@ def test_streams_of_uneven_length_end_together(ranks):
     assert all(rank["streams"] == [[0], [1], [2]] * 2 for rank in ranks)
     assert all(rank["uneven loaders"] == [[0], [1], [2]] * 2 for rank in ranks)
     assert all(rank["an empty stream"] == [] for rank in ranks)
-
-
-# ---- samplers, unequal data, loaders without batches ----------------------------------------
 
 
 class Numbers(Dataset):

@@ -11,14 +11,7 @@ from numbered_rows import Net, Rows, evaluated, trainer
 from small_net import cpu, make_net, rows
 from torch.utils.data import DataLoader
 
-from multigpu.errors import UserError
-
 pytestmark = pytest.mark.slow
-
-
-# ---- ddp_notebook ---------------------------------------------------------------------------
-
-
 CELL = """
 import json, os, sys, torch, multigpu.trainer as L
 from torch.utils.data import DataLoader, Dataset
@@ -114,28 +107,11 @@ def test_predictions_of_spawned_ranks_come_in_order(cell):
     ]
 
 
-# ---- ddp ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["-c", "-"])
-def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
-    given = (
-        ["-c", CELL]
-        if how == "-c"
-        else [
-            "-c",
-            "import os\nos.dup2(os.open('cell.py', os.O_RDONLY), "
-            "0)\nos.execl(os.sys.executable, 'python', '-', 'ddp')",
-        ]
-    )
-    (tmp_path / "cell.py").write_text(CELL)
-    done = run(sys.executable, *given, "ddp", cwd=tmp_path, PYTHONPATH=ROOT)
+def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path):
+    done = run(sys.executable, "-c", CELL, "ddp", cwd=tmp_path, PYTHONPATH=ROOT)
     assert done.returncode != 0 and "Traceback" not in done.stdout
     (message,) = (line for line in done.stdout.splitlines() if "strategy='ddp'" in line)
     assert "not in a script" in message and "strategy='ddp_notebook'" in message
-
-
-# ---- ddp_spawn ------------------------------------------------------------------------------
 
 
 def test_ddp_spawn_evaluates_as_one_process(tmp_path):
@@ -168,13 +144,6 @@ def test_a_script_that_trains_while_it_is_imported_is_refused(tmp_path):
     assert "Traceback" not in done.stdout and done.stdout.splitlines()[-1].endswith(
         "Look for its message above."
     )
-
-
-def test_ddp_spawn_is_for_one_machine(tmp_path):
-    with pytest.raises(UserError, match=r"this machine.*num_nodes is 2"):
-        trainer(tmp_path, strategy="ddp_spawn", devices=2, num_nodes=2).fit(
-            Net(), DataLoader(Rows(4))
-        )
 
 
 def test_spawned_ranks_may_be_saved_after_an_evaluation(tmp_path):

@@ -13,7 +13,6 @@ from user_methods import user
 import multigpu.trainer as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 HOOKS = ("setup", "on_fit_start", "on_sanity_check_start", "on_train_start", "teardown")
 BATCHES = tuple(
     f"on_{kind}_batch_start" for kind in ("train", "validation", "test", "predict")
@@ -93,13 +92,6 @@ def test_the_model_is_in_evaluation_mode_while_it_validates(tmp_path):
     assert run.model is module and run.model.training
 
 
-def test_freeze_and_unfreeze_return_the_module():
-    module = plain_net.Net()
-    assert module.freeze() is module and not module.training
-    assert not any(p.requires_grad for p in module.parameters())
-    assert module.unfreeze() is module and module.training
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_trainer_can_be_pickled(tmp_path, when):
     run = plain_net.trainer(tmp_path)
@@ -164,18 +156,6 @@ def test_clip_gradients_has_the_trainers_values_as_defaults(tmp_path):
     assert float(module.norm) == pytest.approx(0.001, rel=1e-3)
 
 
-def test_the_logger_can_be_set(tmp_path):
-    run = plain_net.trainer(tmp_path)
-    logger = ours.loggers.CSVLogger(tmp_path)
-    run.logger = logger
-    assert run.loggers == [logger]
-    run.logger = None
-    assert run.loggers == [] and run.logger is None
-
-
-# ---- Lightning's names ----------------------------------------------------------------------
-
-
 def test_the_fit_loops_names(tmp_path):
     found = []
     for L in (ours, lightnings.package()):
@@ -193,10 +173,3 @@ def test_the_fit_loops_names(tmp_path):
         found.append(seen)
     assert found[0] == found[1]
     assert len(found[0]) == 4
-
-
-@pytest.mark.parametrize(("given", "expected"), [(True, True), (1, True), (3, 3), (0, False)])
-def test_fast_dev_run_is_a_switch_or_a_number(given, expected):
-    run = plain_net.trainer(fast_dev_run=given)
-    assert run.fast_dev_run is expected
-    assert run.limit_train_batches == (int(given) or None)

@@ -13,9 +13,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- names ----------------------------------------------------------------------------------
-
-
 def test_every_name_makes_its_strategy():
     for name in STRATEGIES:
         assert strategy_by_name(name).name == name
@@ -28,16 +25,6 @@ def test_every_name_makes_its_strategy():
     )
     own = strategy_by_name("ddp")
     assert strategy_by_name(own) is own
-
-
-def test_reduce_names_its_operations():
-    single = strategy_by_name("single_device")
-    assert single.reduce(torch.tensor(2.0), "SUM") == 2
-    text = refusal(lambda: single.reduce(torch.tensor(2.0), "median"))
-    assert "'median'" in text and "mean, avg, sum, max, min" in text
-
-
-# ---- dp -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +53,6 @@ def test_dps_mean_over_replicas_is_another_number(tmp_path, one):
     replicas = [F.cross_entropy(start(X[piece]), Y[piece]).item() for piece in pieces]
     assert net.losses[0] == pytest.approx(sum(replicas) / 4, abs=1e-6)
     assert abs(net.losses[0] - one[0]) > 0.01 and gap(weights, one[1]) > 1e-3
-
-
-# ---- pipeline -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -120,9 +104,6 @@ def test_pipeline_wants_a_device_for_each_stage(tmp_path):
             accelerator="vgpu",
             devices=3,
         )
-
-
-# ---- refused --------------------------------------------------------------------------------
 
 
 def test_the_loss_scaler_is_refused_where_it_would_break_an_algorithm(tmp_path):

@@ -20,9 +20,6 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- what each rank does --------------------------------------------------------------------
-
-
 def two_nodes(folder, rank):
     """ddp2: each rank is a node, with two virtual GPUs."""
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
@@ -117,18 +114,6 @@ def without_the_trainer(strategy, steps=3):
     return [w.detach().clone() for w in net.parameters()]
 
 
-class Two(Classes):
-    def __init__(self):
-        super().__init__(gathered=False)
-        self.automatic_optimization = False
-
-    def configure_optimizers(self):
-        return [
-            torch.optim.Adam(self.first.parameters()),
-            torch.optim.Adam(self.second.parameters()),
-        ]
-
-
 def nothing(folder):
     net = type("Nothing", (Net,), {"training_step": lambda self, batch, batch_idx: None})()
     return user_error(lambda: trainer(folder, strategy="ddp").fit(net, DataLoader(Rows(4))))
@@ -153,7 +138,6 @@ def everything(folder):
         "unused": [unused(folder, answer) for answer in ("true", "false")],
         "ddp alone": without_the_trainer(DDPStrategy()),
         "bagua alone": without_the_trainer(BaguaStrategy("bytegrad")),
-        "qadam": user_error(lambda: fitted(folder, Two(), strategy=BaguaStrategy("qadam"))),
         "nothing": nothing(folder),
     }
     found["ends"] = {}
@@ -162,9 +146,6 @@ def everything(folder):
         fitted(folder, net, strategy=name)
         found["ends"][name] = net.ends
     return found
-
-
-# ---- results --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -237,11 +218,6 @@ def test_a_step_that_returns_nothing_is_refused_on_several_ranks(ranks):
             "training_step returned nothing in step 0 (batch 0 of epoch 0): return the loss."
             in rank["nothing"]
         )
-
-
-def test_qadam_takes_one_optimizer(ranks):
-    for rank in ranks:
-        assert "qadam" in rank["qadam"] and "QAdamOptimizer" in rank["qadam"]
 
 
 def test_every_strategy_calls_training_step_end(ranks, tmp_path):

@@ -5,8 +5,6 @@ import torch
 from plain_net import Net, rows, trainer
 from torch.utils.data import DataLoader
 
-from multigpu.trainer import callbacks
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -23,32 +21,6 @@ def output(capsys, run, *args, **keywords):
     capsys.readouterr()
     run.fit(Net(), DataLoader(rows(), 4), *args, **keywords)
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"max_epochs": 2}, "`max_epochs=2` reached"),
-        ({"max_steps": 3, "max_epochs": -1}, "`max_steps=3` reached"),
-    ],
-)
-def test_the_end_of_a_run_names_its_reason(tmp_path, capsys, arguments, reason):
-    run = trainer(tmp_path, enable_progress_bar=True, **arguments)
-    assert f"`Trainer.fit` stopped: {reason}." in output(capsys, run)
-
-
-def test_a_resumed_run_names_its_checkpoint(tmp_path, capsys):
-    checkpoint = callbacks.ModelCheckpoint(tmp_path, save_last=True)
-    trainer(tmp_path, callbacks=[checkpoint], enable_checkpointing=True).fit(
-        Net(), DataLoader(rows(), 4)
-    )
-    path = checkpoint.last_model_path
-    run = trainer(tmp_path, max_epochs=2, enable_progress_bar=True)
-    text = output(capsys, run, ckpt_path=path)
-    assert f"Restoring states from the checkpoint path at {path}" in text
-    assert f"Restored all states from the checkpoint at {path}" in text
-    run.validate(Net(), DataLoader(rows(), 4), ckpt_path=path, verbose=False)
-    assert f"Loaded model weights from the checkpoint at {path}" in capsys.readouterr().out
 
 
 def test_without_summary_and_progress_bar_nothing_is_printed(tmp_path, capsys):

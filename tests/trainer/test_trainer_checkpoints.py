@@ -18,9 +18,6 @@ from multigpu.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# ---- the best -------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_watches_what_is_logged_at_the_epochs_end(tmp_path):
     class Ends(small_net.Net):
         def on_train_epoch_end(self):
@@ -71,9 +68,6 @@ def test_test_without_a_model_takes_the_best_checkpoint(tmp_path):
     ] == pytest.approx(float(saver.best_model_score), abs=1e-6)
 
 
-# ---- saved on two ranks ---------------------------------------------------------------------
-
-
 def saved(folder):
     """Who wrote, and under which name."""
     wrote, real = [], torch.save
@@ -104,9 +98,6 @@ def test_all_ranks_save_and_rank_0_writes_under_another_name_first(tmp_path):
         assert rank["there"] == ["kept.ckpt"] and rank["best"] == "kept.ckpt"
 
 
-# ---- loaded ---------------------------------------------------------------------------------
-
-
 class Kept(plain_net.Net):
     def __init__(self, folder):
         super().__init__()
@@ -131,46 +122,6 @@ def test_a_checkpoint_with_any_object_is_read_if_it_is_trusted(tmp_path):
             weights_only=False,
             verbose=False,
         )
-
-
-def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
-    class Extra(plain_net.Net):
-        def get_extra_state(self):
-            return {"n": 3}
-
-        def set_extra_state(self, state):
-            self.found = state["n"]
-
-    class Wider(Extra):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(5, 2)
-
-    class Renamed(plain_net.Net):
-        def __init__(self):
-            super().__init__()
-            self.linear = self.layer
-            del self.layer
-            self.register_load_state_dict_pre_hook(self.rename)
-
-        @staticmethod
-        def rename(module, state, prefix, *_):
-            for name in ("weight", "bias"):
-                if (old := f"{prefix}layer.{name}") in state:
-                    state[f"{prefix}linear.{name}"] = state.pop(old)
-
-    run, path = plain_net.trainer(tmp_path), tmp_path / "extra.ckpt"
-    run.fit(Extra(), DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(path)
-    assert Extra.load_from_checkpoint(path).found == 3
-    with pytest.raises(
-        UserError,
-        match=r"Wider: .*layer\.weight.*2, 4.*2, 5",
-    ):
-        Wider.load_from_checkpoint(path)
-    run.fit(plain := plain_net.Net(), DataLoader(plain_net.rows(), 4))
-    run.save_checkpoint(path)
-    assert torch.equal(Renamed.load_from_checkpoint(path).linear.weight, plain.layer.weight)
 
 
 def test_a_mistake_in_the_users_init_is_the_users(tmp_path):

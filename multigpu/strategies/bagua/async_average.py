@@ -9,16 +9,14 @@ while that copies or adds vectors, but not for another rank.
 Under the Trainer the ranks wait for each other
 - when training starts, at the end of each epoch, and in each validation,
 - when a checkpoint is saved, and in collectives of the user's hooks,
-- after every batch in the warm-up, in which DDP averages the gradients,
-- when they stop before the epoch's end: see agreement.py.
+- after every batch in the warm-up, in which DDP averages the gradients.
 A step's value that is logged with sync_dist=True is therefore this rank's own; an epoch's
-value is the mean over all ranks. ModelCheckpoint(train_time_interval=…) and a scheduler with
-interval="step" that monitors a metric compare the ranks after every batch, so they wait.
+value is the mean over all ranks. trainer.should_stop ends training with the epoch. A scheduler
+with interval="step" that monitors a metric compares the ranks after every batch, so they wait.
 """
 
 import threading
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -28,13 +26,10 @@ from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
 from multigpu.network import wire
-from multigpu.strategies.bagua.agreement import Agreement
 from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
 from multigpu.strategies.bagua.weights_lock import FairLock, TrainingLock
 from multigpu.strategies.ranks import num_ranks
-
-SOON = 0.01  # seconds between two votes while the ranks agree on a flag
 
 
 class AsyncModelAverage(Algorithm):
@@ -88,18 +83,6 @@ class AsyncModelAverage(Algorithm):
         """False after the warm-up: then no rank waits for another within an epoch."""
         return self.thread is None
 
-    def agree_after_batch(self, flags: list[int]) -> list[int]:
-        """The flags that all ranks agree on; see agreement.py."""
-        # Without a backward, the lock is still held, and the thread could not vote.
-        self.training_lock.release()
-        return self.agreement.after_batch(flags)
-
-    def agree_after_epoch(
-        self, flags: list[int], all_reduce_max: Callable[[list[int]], list[int]]
-    ) -> list[int]:
-        """The maximum of the flags over all ranks since the run began. It waits for all."""
-        return self.agreement.after_epoch(flags, all_reduce_max)
-
     def _attach(self, target: Target) -> nn.Module:
         """The model itself with hooks; if there is a warm-up, the model in DDP."""
         if self.thread is not None:
@@ -113,7 +96,6 @@ class AsyncModelAverage(Algorithm):
         # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
         # pickled object.
         self.weights_lock = FairLock()
-        self.agreement = Agreement()
         self.round_lock = threading.Lock()
         self.stop = threading.Event()
         if self.size == 1:
@@ -150,7 +132,7 @@ class AsyncModelAverage(Algorithm):
         """Bytes that this rank sends per round, vote included: the mean of three rounds.
 
         Call it while nothing else is sent. The count begins and ends between two rounds, so it
-        contains only whole rounds. (It can have one vote more or less, which is 50 bytes.)
+        contains only whole rounds, and at most one vote more or less.
         """
         with self.round_lock:
             before = wire.bytes_sent()
@@ -218,17 +200,12 @@ class AsyncModelAverage(Algorithm):
                     self._average()
         except BaseException as failure:
             self.failure = failure
-        finally:
-            self.agreement.end()
 
     def _vote(self) -> bool:
         """Wait for the interval, then vote. Returns True if all ranks continue."""
-        waiting = self.agreement.pending
-        self.stop.wait(min(self.interval, SOON) if waiting else self.interval)
-        vote = torch.tensor([int(self.stop.is_set()), *self.agreement.vote()])
-        dist.all_reduce(vote, dist.ReduceOp.MAX, self.vote_group)
-        ends, *numbers = vote.tolist()
-        self.agreement.count(numbers)
+        self.stop.wait(self.interval)
+        ends = torch.tensor(int(self.stop.is_set()))
+        dist.all_reduce(ends, dist.ReduceOp.MAX, self.vote_group)
         return not ends
 
     def _average(self) -> None:

@@ -61,19 +61,6 @@ class Algorithm(ABC):
         """Remove the hooks, without waiting for other ranks. By default there are no hooks."""
 
 
-def check_hierarchical(hierarchical: bool) -> bool:
-    """Return Bagua's argument. Raises UserError if it is not a bool.
-
-    It is the first argument of Bagua's algorithms, so another one could be given for it.
-    """
-    if not isinstance(hierarchical, bool):
-        raise UserError(
-            f"hierarchical is {hierarchical!r}: expected True or False; it is the algorithm's "
-            f"first argument, so give the others by name."
-        )
-    return hierarchical
-
-
 def check_interval(communication_interval: int) -> int:
     """Return the number of steps between exchanges. Raises UserError if it is below 1."""
     if communication_interval < 1:

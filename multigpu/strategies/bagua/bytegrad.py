@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from multigpu.strategies.bagua.base import Algorithm, Target, check_hierarchical
-from multigpu.strategies.bagua.hierarchy import Hierarchy
+from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.quantise import compress, decompress
 
 
@@ -72,20 +71,10 @@ class ByteHook:
     each all-to-all runs while the next bucket fills. Nothing overlaps the last bucket's
     all-gather. All ranks make these calls in the same order, because DDP has the same order of
     buckets on all ranks. Calls from callbacks would have no fixed order.
-
-    average     False: the sum over the ranks, which is n times their mean
-    hierarchy   exchanges bytes between nodes only. This does not overlap backward
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        average: bool = True,
-        hierarchy: Hierarchy | None = None,
-    ):
+    def __init__(self, group: dist.ProcessGroup | None):
         self.group = group
-        self.average = average
-        self.hierarchy = hierarchy
         self.running: list[tuple[torch.futures.Future[torch.Tensor], Exchange]] = []
 
     def hook(
@@ -96,9 +85,6 @@ class ByteHook:
         future = torch.futures.Future(devices=[vector.device] if vector.is_cuda else [])
         if dist.get_world_size(self.group) == 1:
             future.set_result(vector)
-            return future
-        if self.hierarchy is not None:
-            future.set_result(self.hierarchy.run(vector, self._between_nodes, self.average))
             return future
         if bucket.index() == 0:
             # A backward that raised an error may have left unfinished exchanges.
@@ -111,33 +97,16 @@ class ByteHook:
             _, last = self.running[-1]
             last.gather()
             for pending, exchange in self.running:
-                pending.set_result(self._result(exchange.finish(), self.group))
+                pending.set_result(exchange.finish())
             self.running = []
         return future
 
-    def _between_nodes(self, vector: torch.Tensor, leaders: dist.ProcessGroup) -> torch.Tensor:
-        return self._result(byte_mean(vector, leaders), leaders)
-
-    def _result(self, mean: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-        return mean if self.average else mean * dist.get_world_size(group)
-
 
 class ByteGrad(Algorithm):
-    """DDP whose gradients are sent as bytes.
-
-    hierarchical   True: float32 within a node, bytes between the nodes; see hierarchy.py. In
-                   Bagua the default is True. Here it is False, because on one machine, as in
-                   the lesson, nothing would be sent as bytes.
-    average        False: the gradients are summed
-    """
-
-    def __init__(self, hierarchical: bool = False, average: bool = True):
-        self.hierarchical = check_hierarchical(hierarchical)
-        self.average = average
+    """DDP whose gradients are sent as bytes."""
 
     def _attach(self, target: Target) -> nn.Module:
         wrapped = target.wrap(target.model)
-        hierarchy = Hierarchy(target.group) if self.hierarchical else None
-        hook = ByteHook(wrapped.process_group, self.average, hierarchy)
+        hook = ByteHook(wrapped.process_group)
         wrapped.register_comm_hook(None, hook.hook)
         return wrapped

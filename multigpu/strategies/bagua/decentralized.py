@@ -13,13 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import (
-    Algorithm,
-    Target,
-    check_hierarchical,
-    check_interval,
-)
-from multigpu.strategies.bagua.hierarchy import Hierarchy
+from multigpu.strategies.bagua.base import Algorithm, Target, check_interval
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
@@ -45,16 +39,14 @@ class Decentralized(Algorithm):
     A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per exchange of N float32
     weights. There is one exchange every `communication_interval` steps. Buffers, such
     as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
-    With hierarchical=True the ranks of a node average first, and "all" or "shift_one" is among
-    one rank per node (see hierarchy.py); in Bagua this is the default. If there are several
-    optimizers, each call of an optimizer's `step` is a step with its own exchange. All ranks
-    must make the same number of steps. A rank that skips a step still makes the exchange of
-    that step (see StepHooks).
+    If there are several optimizers, each call of an optimizer's `step` is a step with its own
+    exchange. All ranks must make the same number of steps. A rank that skips a step still
+    makes the exchange of that step (see StepHooks).
     """
 
     def __init__(
         self,
-        hierarchical: bool = False,
+        *,
         peer_selection_mode: str = "all",
         communication_interval: int = 1,
     ):
@@ -63,10 +55,8 @@ class Decentralized(Algorithm):
                 f"peer_selection_mode {peer_selection_mode!r}: "
                 f"expected {' or '.join(map(repr, MODES))}."
             )
-        self.hierarchical = check_hierarchical(hierarchical)
         self.mode = peer_selection_mode
         self.interval = check_interval(communication_interval)
-        self.hierarchy: Hierarchy | None = None
         self.step_hooks: StepHooks | None = None
         self.steps_begun = 0
         self.exchanges = 0
@@ -74,7 +64,7 @@ class Decentralized(Algorithm):
         self.running: list[tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = []
 
     def _attach(self, target: Target) -> nn.Module:
-        """Raises UserError for "shift_one" with an odd number of ranks, or of nodes."""
+        """Raises UserError for "shift_one" with an odd number of ranks."""
         model = target.model
         # As in a new object: the first step after an earlier run exchanges.
         self.steps_begun = 0
@@ -82,14 +72,10 @@ class Decentralized(Algorithm):
         size = num_ranks(target.group)
         if size == 1:
             return model
-        if self.hierarchical:
-            self.hierarchy = Hierarchy(target.group)
-            size = self.hierarchy.nodes
-        if self.mode == "shift_one" and size % 2 and size > 1:
-            what = "nodes" if self.hierarchical else "ranks"
+        if self.mode == "shift_one" and size % 2:
             raise UserError(
-                f"'shift_one' pairs the {what}, and {size} is odd: "
-                f"start {size - 1} or {size + 1} {what}, or use 'all'."
+                f"'shift_one' pairs the ranks, and {size} is odd: "
+                f"start {size - 1} or {size + 1} ranks, or use 'all'."
             )
         broadcast_model(model, target.group)
         self.group = target.group
@@ -111,7 +97,6 @@ class Decentralized(Algorithm):
     def detach(self) -> None:
         """Remove the hooks, and drop a running exchange."""
         self.running = []
-        self.hierarchy = None
         if self.step_hooks is not None:
             self.step_hooks.close()
 
@@ -125,11 +110,6 @@ class Decentralized(Algorithm):
         self, vector: torch.Tensor
     ) -> tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]:
         group = self.group
-        if self.hierarchy is not None:
-            self.hierarchy.reduce(vector)
-            group = self.hierarchy.leaders
-            if group is None or self.hierarchy.nodes == 1:
-                return [], vector, None
         if self.mode == "all":
             work = dist.all_reduce(vector, dist.ReduceOp.AVG, group, async_op=True)
             return [work], vector, None
@@ -146,9 +126,6 @@ class Decentralized(Algorithm):
         for works, vector, received in self.running:
             for work in works:
                 work.wait()
-            average = vector if received is None else (vector + received) / 2
-            if self.hierarchy is not None:
-                self.hierarchy.broadcast(average)
-            averages.append(average)
+            averages.append(vector if received is None else (vector + received) / 2)
         self.weights.write(averages)
         self.running = []

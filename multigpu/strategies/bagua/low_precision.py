@@ -16,13 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from multigpu.strategies.bagua.base import (
-    Algorithm,
-    Target,
-    check_hierarchical,
-    check_interval,
-)
-from multigpu.strategies.bagua.hierarchy import Hierarchy
+from multigpu.strategies.bagua.base import Algorithm, Target, check_interval
 from multigpu.strategies.bagua.quantise import compress, decompress
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
@@ -39,16 +33,12 @@ class LowPrecisionDecentralized(Algorithm):
     other, so each message is sent twice. If there are several optimizers, an exchange follows
     the step of each optimizer. Buffers are not averaged; all ranks start from rank 0's.
 
-    hierarchical             True: the ranks of a node average first, and the ring has one rank
-                             per node; see hierarchy.py. In Bagua this is the default.
     communication_interval   steps between two exchanges; the first step has one
     """
 
-    def __init__(self, hierarchical: bool = False, communication_interval: int = 1) -> None:
-        self.hierarchical = check_hierarchical(hierarchical)
+    def __init__(self, *, communication_interval: int = 1) -> None:
         self.interval = check_interval(communication_interval)
         self.steps_made = 0
-        self.hierarchy: Hierarchy | None = None
         self.step_hooks: StepHooks | None = None
 
     def _attach(self, target: Target) -> nn.Module:
@@ -58,8 +48,6 @@ class LowPrecisionDecentralized(Algorithm):
         broadcast_model(model, target.group)
         self.steps_made = 0
         self.group = target.group
-        if self.hierarchical:
-            self.hierarchy = Hierarchy(target.group)
         self.weights = Weights(model)
         # All ranks start from the same weights, so each knows its neighbours' weights exactly.
         self.left = self.weights.copy()
@@ -72,54 +60,35 @@ class LowPrecisionDecentralized(Algorithm):
 
     def detach(self) -> None:
         """Remove the hooks."""
-        self.hierarchy = None
         if self.step_hooks is not None:
             self.step_hooks.close()
 
     def _after_step(self) -> None:
         if self.steps_made % self.interval == 0:
-            vectors = self.weights.copy()
-            if self.hierarchy is None:
-                self._exchange(vectors, self.group)
-            else:
-                self._exchange_between_nodes(vectors, self.hierarchy)
+            self._exchange(self.weights.copy())
             self.weights.write(self.own)
         self.steps_made += 1
 
-    def _exchange_between_nodes(
-        self, vectors: list[torch.Tensor], hierarchy: Hierarchy
-    ) -> None:
-        for vector in vectors:
-            hierarchy.reduce(vector)
-        if hierarchy.nodes == 1:
-            self.own = vectors
-        elif hierarchy.leaders is not None:
-            self._exchange(vectors, hierarchy.leaders)
-        for own in self.own:
-            hierarchy.broadcast(own)
-
-    def _exchange(self, vectors: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-        """Send the changes to the neighbours in `group`, and update the three copies."""
+    def _exchange(self, vectors: list[torch.Tensor]) -> None:
+        """Send the changes to the neighbours, and update the three copies."""
         for x, left, right, own in zip(vectors, self.left, self.right, self.own, strict=True):
             message = compress(x + (left + right) / 3 - own * (5 / 3))
-            from_left, from_right = self._swap(message, group)
+            from_left, from_right = self._swap(message)
             # Both sides add the same bytes to the same numbers, so the copies stay equal.
             left += decompress(from_left, left.dtype)
             right += decompress(from_right, right.dtype)
             own += decompress(message, own.dtype)
 
-    def _swap(
-        self, message: torch.Tensor, group: dist.ProcessGroup | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _swap(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Send the message to both neighbours. Returns (left message, right message)."""
-        rank = dist.get_rank(group)
-        size = dist.get_world_size(group)
+        rank = dist.get_rank(self.group)
+        size = dist.get_world_size(self.group)
         from_left = torch.empty_like(message)
         from_right = torch.empty_like(message)
         messages = [
             (message, from_left, (rank - 1) % size),
             (message, from_right, (rank + 1) % size),
         ]
-        for work in swap(messages, group):
+        for work in swap(messages, self.group):
             work.wait()
         return from_left, from_right

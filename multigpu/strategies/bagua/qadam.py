@@ -16,9 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target, check_hierarchical
+from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.bytegrad import ByteHook
-from multigpu.strategies.bagua.hierarchy import Hierarchy
 
 
 class QAdamOptimizer(Optimizer):
@@ -149,14 +148,10 @@ class QAdam(Algorithm):
     """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes.
 
     q_adam_optimizer   the optimizer, as in Bagua, or None; it must be the attached optimizer
-    hierarchical       as ByteGrad's, after the warm-up
     """
 
-    def __init__(
-        self, q_adam_optimizer: QAdamOptimizer | None = None, hierarchical: bool = False
-    ):
+    def __init__(self, q_adam_optimizer: QAdamOptimizer | None = None):
         self.given = q_adam_optimizer
-        self.hierarchical = check_hierarchical(hierarchical)
 
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError unless the only optimizer is a QAdamOptimizer."""
@@ -173,8 +168,7 @@ class QAdam(Algorithm):
             )
         self.optimizer = optimizers[0]
         wrapped = target.wrap(target.model)
-        hierarchy = Hierarchy(target.group) if self.hierarchical else None
-        self.byte_hook: ByteHook | None = ByteHook(wrapped.process_group, hierarchy=hierarchy)
+        self.byte_hook: ByteHook | None = ByteHook(wrapped.process_group)
         wrapped.register_comm_hook(None, self._hook)
         return wrapped
 

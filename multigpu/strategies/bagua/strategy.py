@@ -35,9 +35,9 @@ class BaguaStrategy(DDPStrategy):
     """One process per device, as in ddp, with one of Bagua's algorithms for communication.
 
     algorithm    a name in ALGORITHMS
-    **keywords   the algorithm's own arguments, with Bagua's names and meaning: hierarchical,
-                 average, peer_selection_mode, communication_interval, sync_interval_ms, …
-                 Only one default differs: hierarchical is False for all algorithms.
+    **keywords   the algorithm's own arguments, with Bagua's names and meaning:
+                 peer_selection_mode, communication_interval, sync_interval_ms, … Bagua's
+                 `hierarchical` and `average` are not here: as with False and True.
     """
 
     name = "bagua"
@@ -69,16 +69,6 @@ class BaguaStrategy(DDPStrategy):
     def ranks_step_together(self) -> bool:
         """False for async after its warm-up."""
         return self.algorithm.ranks_step_together
-
-    def agree_after_batch(self, flags: list[int]) -> list[int]:
-        """The maximum of each flag over all ranks; for async the flags that are agreed."""
-        if self.ranks_step_together:
-            return super().agree_after_batch(flags)
-        return self.algorithm.agree_after_batch(flags)
-
-    def agree_after_epoch(self, flags: list[int]) -> list[int]:
-        """For async: wait for all ranks, and return the maximum of each flag."""
-        return self.algorithm.agree_after_epoch(flags, self.all_reduce_max)
 
     def close(self) -> None:
         """Finish the algorithm's communication on all ranks, and remove its hooks."""

@@ -29,7 +29,6 @@ class Averages:
     operation         Average or Sum
     predivide         with Average: gradients are divided by it before the sum over the ranks,
                       and multiplied by predivide / ranks after it
-    sparse_as_dense   True: a sparse gradient is made dense before it is sent
 
     skip              True: `before_step` does not average the gradients
     step_hook         the hook that calls `before_step`
@@ -42,12 +41,10 @@ class Averages:
         passes_per_step: int,
         operation: Operation = Average,
         predivide: float = 1.0,
-        sparse_as_dense: bool = False,
     ):
         self.sends_sum = operation is Sum or predivide != 1
         self.before_sum = 1 / predivide
         self.after_sum = predivide / num_ranks() if operation is Average else 1.0
-        self.sparse_as_dense = sparse_as_dense
         self.compression = compression
         self.passes_per_step = passes_per_step
         self.order = [p for p in reversed(parameters) if p.requires_grad]
@@ -95,12 +92,9 @@ class Averages:
     def _start(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse and self.sparse_as_dense:
-            parameter.grad = parameter.grad.to_dense()
         if parameter.grad.is_sparse:
             raise UserError(
-                "a sparse gradient cannot be averaged: make the embedding with sparse=False, "
-                "or give DistributedOptimizer sparse_as_dense=True."
+                "a sparse gradient cannot be averaged: make the embedding with sparse=False."
             )
         gradient = parameter.grad.detach()
         reduced = self.compression(gradient).contiguous()

@@ -14,88 +14,31 @@ from torch.optim import Optimizer
 from multigpu import devices
 from multigpu.errors import UserError
 from multigpu.strategies.horovod.compression import Compression
-from multigpu.strategies.horovod.handles import Handle, synchronize
-from multigpu.strategies.horovod.operations import Average, Operation, choose
+from multigpu.strategies.horovod.operations import Average, Operation, check_operation
 from multigpu.strategies.horovod.process import rank, size
 
 
 def allreduce(
     tensor: torch.Tensor,
-    average: bool | None = None,
+    *,
     name: str | None = None,
     compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
-    op: Operation | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    op: Operation = Average,
 ) -> torch.Tensor:
-    """The ranks' tensors reduced by `op`, by default their mean, as a new tensor.
+    """The ranks' tensors reduced by `op`, as a new tensor. Gradients do not flow back.
 
-    `average`, True or False for Sum, is Horovod's older argument. Gradients do not flow back.
     Raises UserError for a mean of integers.
     """
-    sent = compression(tensor.detach())
-    result = allreduce_async(sent, average, name, op, prescale_factor, postscale_factor)
-    return synchronize(result).to(tensor.dtype)
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """As `allreduce`, in place. Returns the tensor."""
-    return synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor)
-    )
-
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Start `allreduce`; `synchronize(handle)` returns the new tensor."""
-    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return allreduce_async_(copy, average, name, op, prescale_factor, postscale_factor)
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Start `allreduce_`; `synchronize(handle)` returns the tensor."""
-    operation = choose(op, average)
-    if operation is Average and not tensor.is_floating_point():
+    check_operation(op)
+    if op is Average and not tensor.is_floating_point():
         raise UserError(
             f"allreduce cannot average a tensor of type {tensor.dtype}: "
             f"give op=Sum, or a floating-point tensor."
         )
-    target = tensor.detach()
-    buffer = target.contiguous()
-    if prescale_factor != 1:
-        buffer *= prescale_factor
-    work = None
+    result = compression(tensor.detach()).clone(memory_format=torch.contiguous_format)
     if size() > 1:
-        work = dist.all_reduce(buffer, operation.reduce_op, async_op=True)
-
-    def finish() -> torch.Tensor:
-        if postscale_factor != 1:
-            buffer.mul_(postscale_factor)
-        if buffer is not target:
-            target.copy_(buffer)
-        return tensor
-
-    return Handle(work, finish)
+        dist.all_reduce(result, op.reduce_op)
+    return result.to(tensor.dtype)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
@@ -117,32 +60,18 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """Rank root_rank's tensor, as a new tensor on each rank."""
-    return synchronize(broadcast_async(tensor, root_rank, name))
+    return broadcast_(tensor.detach().clone(), root_rank)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """Overwrite the tensor with rank root_rank's. Returns the tensor."""
-    return synchronize(broadcast_async_(tensor, root_rank, name))
-
-
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """Start `broadcast`; `synchronize(handle)` returns the new tensor."""
-    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return broadcast_async_(copy, root_rank, name)
-
-
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """Start `broadcast_`; `synchronize(handle)` returns the tensor."""
-    target = tensor.detach()
-    buffer = target.contiguous()
-    work = dist.broadcast(buffer, root_rank, async_op=True) if size() > 1 else None
-
-    def finish() -> torch.Tensor:
+    if size() > 1:
+        target = tensor.detach()
+        buffer = target.contiguous()
+        dist.broadcast(buffer, root_rank)
         if buffer is not target:
             target.copy_(buffer)
-        return tensor
-
-    return Handle(work, finish)
+    return tensor
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -151,14 +80,6 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     if size() > 1:
         dist.broadcast_object_list(objects, root_rank)
     return objects[0]
-
-
-def allgather_object(obj: Any, name: str | None = None) -> list:
-    """The ranks' objects, which are pickled, in the order of the ranks."""
-    objects = [obj] * size()
-    if size() > 1:
-        dist.all_gather_object(objects, obj)
-    return objects
 
 
 def barrier() -> None:

@@ -36,16 +36,8 @@ Product = Operation.Product
 Adasum = Operation.Adasum
 
 
-def choose(op: Operation | None, average: bool | None) -> Operation:
-    """The operation that `op` or the older argument `average` names; Average by default.
-
-    Raises UserError for both arguments, for another value, and for Adasum.
-    """
-    if op is not None and average is not None:
-        raise UserError("op and average were both given: leave average out.")
-    if op is None:
-        op = Sum if average is False else Average
+def check_operation(op: Operation) -> None:
+    """Raises UserError for Adasum, and for what is no operation."""
     if not isinstance(op, Operation):
         raise UserError(f"op is {op!r}: expected Average, Sum, Min, Max or Product.")
     _ = op.reduce_op
-    return op

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from multigpu.errors import UserError
 from multigpu.strategies.horovod.averages import Averages
 from multigpu.strategies.horovod.compression import Compression
-from multigpu.strategies.horovod.operations import Average, Operation, Sum, choose
+from multigpu.strategies.horovod.operations import Average, Operation, Sum, check_operation
 from multigpu.strategies.horovod.process import size
 
 
@@ -53,9 +53,6 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     op: Operation = Average,
     gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: int | list | None = None,
-    sparse_as_dense: bool = False,
 ) -> Optimizer:
     """Make `optimizer.step()` apply gradients that are averaged over the ranks.
 
@@ -73,9 +70,6 @@ def DistributedOptimizer(
     gradient_predivide_factor   with Average: gradients are divided by it before the sum over
                                 the ranks, and the sum is multiplied by it / ranks. In fp16 a
                                 factor above 1 avoids an overflow of the sum.
-    num_groups, groups          in Horovod, which gradients are packed together. Here each
-                                gradient is sent alone, so they have no effect.
-    sparse_as_dense             True: a sparse gradient is made dense before it is sent
 
     Raises UserError before `init`, for another `op`, and if two names are equal or a parameter
     has no name.
@@ -88,12 +82,12 @@ def DistributedOptimizer(
         raise UserError(
             f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more."
         )
-    operation = choose(op, None)
-    if operation not in (Average, Sum):
-        raise UserError(f"op={operation.name}: DistributedOptimizer has Average and Sum.")
-    if gradient_predivide_factor != 1 and operation is not Average:
+    check_operation(op)
+    if op not in (Average, Sum):
+        raise UserError(f"op={op.name}: DistributedOptimizer has Average and Sum.")
+    if gradient_predivide_factor != 1 and op is not Average:
         raise UserError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with op={operation.name}: "
+            f"gradient_predivide_factor={gradient_predivide_factor} with op={op.name}: "
             f"give it with op=Average only."
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -107,9 +101,8 @@ def DistributedOptimizer(
         parameters,
         compression,
         backward_passes_per_step,
-        operation,
+        op,
         gradient_predivide_factor,
-        sparse_as_dense,
     )
     optimizer._averaging.step_hook = optimizer.register_step_pre_hook(
         lambda *_: optimizer._averaging.before_step()

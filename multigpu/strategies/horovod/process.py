@@ -2,7 +2,6 @@
 
 import atexit
 
-import torch
 import torch.distributed as dist
 
 from multigpu import devices
@@ -97,31 +96,6 @@ def local_size() -> int:
     return PROCESS.world.local_size
 
 
-def cross_rank() -> int:
-    """The number of this process's node, if each node has as many ranks as this one."""
-    return rank() // local_size()
-
-
-def cross_size() -> int:
-    """The number of nodes."""
-    return PROCESS.world.nodes
-
-
 def nccl_built() -> bool:
     """True if torch has NCCL."""
     return dist.is_nccl_available()
-
-
-def gloo_built() -> bool:
-    """True if torch has gloo."""
-    return dist.is_gloo_available()
-
-
-def mpi_built() -> bool:
-    """True if torch has MPI. The course does not use it."""
-    return dist.is_mpi_available()
-
-
-def cuda_built() -> bool:
-    """True if torch has CUDA."""
-    return torch.backends.cuda.is_built()

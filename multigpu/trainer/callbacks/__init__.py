@@ -4,7 +4,7 @@ from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
 from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
-from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
+from multigpu.trainer.callbacks.progress import TQDMProgressBar
 from multigpu.trainer.refused import refused_names
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "EarlyStopping",
     "LearningRateMonitor",
     "ModelCheckpoint",
-    "ProgressBar",
     "TQDMProgressBar",
 ]
 

@@ -1,8 +1,6 @@
 """EarlyStopping: stop training when the monitored metric no longer improves."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +14,6 @@ from multigpu.trainer.callbacks.monitor import (
     to_score,
 )
 from multigpu.trainer.refused import refuse_arguments
-
-if TYPE_CHECKING:
-    from multigpu.trainer.trainer import Trainer
 
 # The attributes that a checkpoint contains, with Lightning's names.
 STATE = ("wait_count", "stopped_epoch", "best_score", "patience")
@@ -93,7 +88,7 @@ class EarlyStopping(Callback):
         if not self._check_on_train_epoch_end:
             self._check(trainer)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.fast_dev_run:
             return
         value = trainer.callback_metrics.get(self.monitor)
@@ -101,39 +96,34 @@ class EarlyStopping(Callback):
             if self.strict:
                 raise missing_metric(self.monitor, trainer.callback_metrics, "EarlyStopping")
             return
-        stop, message = self._evaluate(to_score(value))
-        stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        current = to_score(value)
+        best = self.best_score
+        reason = self._reason_to_stop(current)
+        stop = trainer.strategy.reduce_boolean_decision(bool(reason), all=False)
         trainer.should_stop = trainer.should_stop or stop
         if stop:
             self.stopped_epoch = trainer.current_epoch
-        if message and self.verbose:
+        if self.verbose and (reason or self.wait_count == 0):
             rank = f"[rank: {trainer.global_rank}] " if trainer.world_size > 1 else ""
-            print(f"{rank}{message}")
+            result = f"{reason}: training stops" if reason else "the best so far"
+            print(f"{rank}{self.monitor} = {current:.3f} (the best was {best:.3f}): {result}.")
 
-    def _evaluate(self, current: Tensor) -> tuple[bool, str]:
-        """Return whether to stop, and a message; "" if there is nothing to report."""
+    def _reason_to_stop(self, current: Tensor) -> str:
+        """Why training stops; "" if it goes on. Updates best_score and wait_count."""
         is_better = IS_BETTER[self.mode]
         stopping = self.stopping_threshold
         divergence = self.divergence_threshold
-        value = f"{self.monitor} = {current:.3f}"
-        best = f"(the best was {self.best_score:.3f})"
         if self.check_finite and not torch.isfinite(current):
-            return True, f"{value} is not finite {best}: training stops."
+            return "not finite"
         if stopping is not None and is_better(current, stopping):
-            return (
-                True,
-                f"{value} is better than stopping_threshold {stopping}: training stops.",
-            )
+            return f"better than stopping_threshold {stopping}"
         if divergence is not None and is_better(-current, -divergence):
-            worse = f"{value} is worse than divergence_threshold {divergence}"
-            return True, f"{worse}: training stops."
+            return f"worse than divergence_threshold {divergence}"
         if is_better(current - self.min_delta, self.best_score):
-            was = f" {best}" if torch.isfinite(self.best_score) else ""
             self.best_score = current
             self.wait_count = 0
-            return False, f"{value} is the best so far{was}."
+            return ""
         self.wait_count += 1
         if self.wait_count < self.patience:
-            return False, ""
-        checks = f"no improvement in the last {self.wait_count} checks"
-        return True, f"{value}: {checks} {best}: training stops."
+            return ""
+        return f"no improvement in the last {self.wait_count} checks"

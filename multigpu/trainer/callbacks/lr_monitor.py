@@ -1,9 +1,7 @@
 """LearningRateMonitor: log the learning rate of each optimizer."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -11,9 +9,6 @@ from torch.optim import Optimizer
 from multigpu.errors import UserError
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.refused import refuse_arguments
-
-if TYPE_CHECKING:
-    from multigpu.trainer.trainer import Trainer
 
 
 class LearningRateMonitor(Callback):
@@ -53,7 +48,7 @@ class LearningRateMonitor(Callback):
         if self.logging_interval != "step":
             self._log(trainer, "epoch")
 
-    def _log(self, trainer: Trainer, interval: str) -> None:
+    def _log(self, trainer: Any, interval: str) -> None:
         rates: dict[str, float] = {}
         for optimizer, names, own_interval in _named(trainer):
             # An optimizer without a scheduler has no interval, so it is logged at both.
@@ -68,7 +63,7 @@ class LearningRateMonitor(Callback):
             logger.log_metrics(metrics=rates, step=trainer._logged_step)
 
 
-def _named(trainer: Trainer) -> list[tuple[Optimizer, list[str], str | None]]:
+def _named(trainer: Any) -> list[tuple[Optimizer, list[str], str | None]]:
     """Each optimizer, its groups' names and its scheduler's interval.
 
     Optimizers with a scheduler come first.

@@ -1,19 +1,16 @@
 """ModelCheckpoint: save checkpoints during training, and keep the best or the newest."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from multigpu.errors import UserError
-from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.monitor import (
     IS_BETTER,
@@ -23,9 +20,6 @@ from multigpu.trainer.callbacks.monitor import (
     to_score,
 )
 from multigpu.trainer.refused import refuse_arguments
-
-if TYPE_CHECKING:
-    from multigpu.trainer.trainer import Trainer
 
 # The attributes that a checkpoint contains. The names are Lightning's.
 STATE = ("best_model_path", "best_model_score", "best_k_models", "last_model_path", "dirpath")
@@ -133,14 +127,7 @@ class ModelCheckpoint(Callback):
         previous folder is deleted.
         """
         self.best_model_path = state_dict["best_model_path"]
-        previous = state_dict["dirpath"]
-        if self.dirpath not in (None, previous):
-            if is_rank_zero():
-                warnings.warn(
-                    f"the checkpoints' folder was {previous} and is now {self.dirpath}: "
-                    "the checkpoints in the previous folder are not deleted.",
-                    stacklevel=2,
-                )
+        if self.dirpath not in (None, state_dict["dirpath"]):
             return
         for name in STATE:
             setattr(self, name, copy(state_dict[name]))
@@ -149,11 +136,6 @@ class ModelCheckpoint(Callback):
 
     def setup(self, trainer, pl_module, stage):
         self.dirpath = trainer.strategy.broadcast(self.dirpath or _default_folder(trainer))
-        writes = stage == "fit" and trainer.is_global_zero and self.save_top_k
-        if writes and os.path.isdir(self.dirpath) and os.listdir(self.dirpath):
-            warnings.warn(
-                f"Checkpoint directory {self.dirpath} exists and is not empty.", stacklevel=2
-            )
 
     def on_train_start(self, trainer, pl_module):
         self._has_validated = False
@@ -178,7 +160,7 @@ class ModelCheckpoint(Callback):
         if self.save_last and not self._last_global_step_saved and not trainer.fast_dev_run:
             self._save_last(trainer, self._metrics(trainer))
 
-    def _skips(self, trainer: Trainer) -> bool:
+    def _skips(self, trainer: Any) -> bool:
         return (
             trainer.state.fn != "fit"
             or bool(trainer.sanity_checking)
@@ -186,17 +168,17 @@ class ModelCheckpoint(Callback):
             or self._last_global_step_saved == trainer.global_step
         )
 
-    def _saves_on_train_epoch_end(self, trainer: Trainer) -> bool:
+    def _saves_on_train_epoch_end(self, trainer: Any) -> bool:
         """Whether to save at the end of the training epoch instead of after the validation."""
         if self._save_on_train_epoch_end is not None:
             return self._save_on_train_epoch_end
         if trainer.check_val_every_n_epoch != 1:
             return False
-        return not _num_val_batches(trainer) or trainer.val_check_interval == 1.0
+        return not sum(trainer.num_val_batches) or trainer.val_check_interval == 1.0
 
     # ---- files ----------------------------------------------------------------------------
 
-    def last_checkpoints(self, trainer: Trainer) -> set[str]:
+    def last_checkpoints(self, trainer: Any) -> set[str]:
         """The files that are named as last checkpoints, of this run and of earlier ones."""
         folder = Path(self.dirpath or _default_folder(trainer))
         pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
@@ -228,7 +210,7 @@ class ModelCheckpoint(Callback):
 
     def _path(
         self,
-        trainer: Trainer,
+        trainer: Any,
         metrics: dict[str, Any],
         replaced: str,
         filename: str | None = None,
@@ -246,7 +228,7 @@ class ModelCheckpoint(Callback):
                 version += 1
         return trainer.strategy.broadcast(path)
 
-    def _metrics(self, trainer: Trainer) -> dict[str, Any]:
+    def _metrics(self, trainer: Any) -> dict[str, Any]:
         """The metrics for the file's name.
 
         epoch and step are converted to int, because the user may have logged them as floats.
@@ -259,7 +241,7 @@ class ModelCheckpoint(Callback):
 
     # ---- saving ---------------------------------------------------------------------------
 
-    def _save_after_epoch(self, trainer: Trainer) -> None:
+    def _save_after_epoch(self, trainer: Any) -> None:
         metrics = self._metrics(trainer)
         every = self.every_n_epochs
         if every and (trainer.current_epoch + 1) % every == 0:
@@ -267,7 +249,7 @@ class ModelCheckpoint(Callback):
         if self._last_global_step_saved == trainer.global_step:
             self._save_last(trainer, metrics)
 
-    def _save_top_k(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_top_k(self, trainer: Any, metrics: dict[str, Any]) -> None:
         if self.save_top_k == 0:
             return
         if self.monitor is None:
@@ -287,7 +269,7 @@ class ModelCheckpoint(Callback):
                 stacklevel=2,
             )
 
-    def _save_monitored(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_monitored(self, trainer: Any, metrics: dict[str, Any]) -> None:
         current = to_score(metrics[self.monitor])
         replaced = ""
         if 0 < self.save_top_k <= len(self.best_k_models):  # full: the worst leaves
@@ -327,7 +309,7 @@ class ModelCheckpoint(Callback):
         worst = max if self.mode == "min" else min
         return worst(self.best_k_models, key=self.best_k_models.__getitem__)
 
-    def _save_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _save_last(self, trainer: Any, metrics: dict[str, Any]) -> None:
         if not self.save_last:
             return
         previous = self.last_model_path
@@ -338,11 +320,11 @@ class ModelCheckpoint(Callback):
         self._write(trainer, self.last_model_path)
         self._remove(trainer, previous, self.last_model_path)
 
-    def _write(self, trainer: Trainer, path: str) -> None:
+    def _write(self, trainer: Any, path: str) -> None:
         trainer.save_checkpoint(path, self.save_weights_only)
         self._last_global_step_saved = trainer.global_step
 
-    def _remove(self, trainer: Trainer, path: str, newer: str) -> None:
+    def _remove(self, trainer: Any, path: str, newer: str) -> None:
         """Delete the file `path`, on rank 0.
 
         The file is kept if `newer` is the same file, if the run resumed from it, or if it is
@@ -356,7 +338,7 @@ class ModelCheckpoint(Callback):
             old.unlink(missing_ok=True)
 
 
-def _default_folder(trainer: Trainer) -> str:
+def _default_folder(trainer: Any) -> str:
     """The folder for checkpoints if the user gave none: in the first logger's folder."""
     if not trainer.loggers:
         return os.path.join(trainer.default_root_dir, "checkpoints")
@@ -366,8 +348,3 @@ def _default_folder(trainer: Trainer) -> str:
         version = f"version_{version}"
     root = logger.save_dir or trainer.default_root_dir
     return os.path.join(root, str(logger.name), version, "checkpoints")
-
-
-def _num_val_batches(trainer: Trainer) -> float:
-    batches = trainer.num_val_batches
-    return sum(batches) if isinstance(batches, list) else batches

@@ -9,7 +9,6 @@ import builtins
 import importlib.util
 import math
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from multigpu.trainer.callbacks.callback import Callback
@@ -21,22 +20,8 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# The shortest time between two drawings, because drawing takes longer than a small step.
-SECONDS_BETWEEN_DRAWINGS = 0.1
 
-
-class ProgressBar(Callback):
-    """The base class of progress bars: a subclass draws the bar."""
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The metrics that the bar shows: those logged with prog_bar=True."""
-        return dict(trainer.progress_bar_metrics)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        builtins.print(*args, **kwargs)
-
-
-class TQDMProgressBar(ProgressBar):
+class TQDMProgressBar(Callback):
     """Draw one tqdm bar per epoch, validation, test and prediction, on rank 0.
 
     If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
@@ -49,11 +34,13 @@ class TQDMProgressBar(ProgressBar):
         self.refresh_rate = refresh_rate
         self._leave = leave
         self._bar: tqdm | None = None  # None while no loop runs
-        self._batches_done = 0
-        self._next_drawing = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_bar": None}  # a bar cannot be pickled
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The metrics that the bar shows: those logged with prog_bar=True."""
+        return dict(trainer.progress_bar_metrics)
 
     def print(
         self, *args: Any, sep: str = " ", end: str = "\n", file: Any = None, **kwargs: Any
@@ -74,7 +61,7 @@ class TQDMProgressBar(ProgressBar):
 
     def on_train_epoch_end(self, trainer, pl_module):
         if self._bar is not None:
-            self._draw(trainer, pl_module)
+            self._show_metrics(trainer, pl_module)
         elif self.refresh_rate and trainer.is_global_zero and not _can_draw():
             metrics = self.get_metrics(trainer, pl_module)
             fields = [f"epoch {trainer.current_epoch}", f"step {trainer.global_step}"]
@@ -124,32 +111,22 @@ class TQDMProgressBar(ProgressBar):
 
         batches = trainer.state.num_batches.get(name, 0)
         total = sum(batches) if isinstance(batches, list) else batches
-        self._batches_done = 0
-        self._next_drawing = 0.0
         self._bar = tqdm(
             desc=description,
             total=None if math.isinf(total) else int(total),
             dynamic_ncols=True,
             file=sys.stdout,
+            miniters=self.refresh_rate,
+            mininterval=0.1,  # seconds, because drawing takes longer than a small step
         )
 
     def _count_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count a batch; draw the bar if it is due. Every step calls this: keep it cheap."""
-        if self._bar is None:
-            return
-        self._batches_done += 1
-        every = self._batches_done % self.refresh_rate == 0
-        due = every and time.monotonic() >= self._next_drawing
-        if due or self._batches_done == self._bar.total:
-            self._draw(trainer, pl_module)
+        if self._bar is not None and self._bar.update():  # it has drawn the bar
+            self._show_metrics(trainer, pl_module)
 
-    def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _show_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
-        text = ", ".join(f"{name}={_short(value)}" for name, value in metrics.items())
-        self._bar.n = self._batches_done
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.refresh()
-        self._next_drawing = time.monotonic() + SECONDS_BETWEEN_DRAWINGS
+        self._bar.set_postfix_str(", ".join(f"{k}={_short(v)}" for k, v in metrics.items()))
 
     def _close(self) -> None:
         if self._bar is not None:

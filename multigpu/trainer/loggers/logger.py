@@ -82,26 +82,15 @@ class FolderLogger(Logger):
         version: int | str | None,
         prefix: str,
     ):
-        self._save_dir = os.fspath(save_dir)
-        self._name = name or ""
+        self.save_dir = os.fspath(save_dir)
+        self.name = name or ""
+        self.root_dir = os.path.join(self.save_dir, self.name)
         self._version = version
         self._prefix = f"{prefix}-" if prefix else ""
         self._experiment: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_experiment": None}  # open files cannot be pickled
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def save_dir(self) -> str:
-        return self._save_dir
-
-    @property
-    def root_dir(self) -> str:
-        return os.path.join(self._save_dir, self._name)
 
     @property
     def version(self) -> int | str:
