@@ -113,7 +113,7 @@ test-mutations: $(INSTALLED)
 	python tests/mutations/run.py
 
 test-grading: $(INSTALLED)
-	@echo "grading about 900 answers with known scores: about 40 minutes on 2 cores"
+	@echo "grading about 800 answers with known scores: about 40 minutes on 2 cores"
 	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py tests/grading/test_worth.py
 
 test-attacks: $(INSTALLED)
