@@ -3,10 +3,7 @@
 import json
 import re
 import signal
-import socket
 import subprocess
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -156,16 +153,6 @@ def test_the_pages_command_gives_the_weights_of_one_machine(tmp_path, one_machin
     assert not (tmp_path / "1.npz").exists()
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_three_workers_give_the_weights_of_one_machine(tmp_path, one_machine):
-    path = tmp_path / "weights.npz"
-    workers = by_hand(3, PAGE / "worker.py", path, cwd=tmp_path, **DIRECT)
-    for code, printed in ended(workers):
-        assert code == 0, printed
-    assert difference(path, one_machine) < 1e-6
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
@@ -190,47 +177,6 @@ def test_with_a_fault_the_weights_are_others(tmp_path, one_machine, right, wrong
 @pytest.mark.parametrize("name", ["worker.py", "one_machine.py"])
 def test_plain_tensorflow_uses_nothing_of_the_course(name):
     assert "multigpu" not in (PAGE / name).read_text()
-
-
-def catches(process: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
-    status = Path(f"/proc/{process}/status").read_text()
-    caught = int(re.search(r"^SigCgt:\s+(\w+)", status, re.M)[1], 16)
-    return bool(caught >> (number - 1) & 1)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_plain_worker_waits_for_the_other_without_a_message(tmp_path):
-    """Really started. Neither SIGTERM nor Ctrl-C ends it: the script's deadline does."""
-    ports = free_ports(2)
-    printed = tmp_path / "printed"
-    with printed.open("w") as file:
-        worker = subprocess.Popen(
-            ["python", PAGE / "worker.py", tmp_path / "weights.npz"],
-            env=clean_environment(
-                TF_CONFIG=configs(ports)[0], TF_CPP_MIN_LOG_LEVEL=2, TF_ENABLE_ONEDNN_OPTS=0
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        while worker.poll() is None:  # until it listens, so that the others can connect
-            with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 1):
-                break
-            time.sleep(0.1)
-        # TensorFlow's handler of SIGTERM can come after its socket.
-        while worker.poll() is None and not catches(worker.pid, signal.SIGTERM):
-            time.sleep(0.1)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            worker.send_signal(number)
-            with pytest.raises(subprocess.TimeoutExpired):
-                worker.wait(timeout=3)
-        assert printed.read_text() == ""
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 # ---- the script -----------------------------------------------------------------------------
@@ -370,37 +316,6 @@ def test_a_worker_that_never_joins(tmp_path):
         "rank 1" in done.stdout
         and "Traceback" not in done.stdout
         and not (tmp_path / "o").exists()
-    )
-
-
-@pytest.mark.long
-def test_a_worker_that_dies_between_the_rendezvous_and_the_strategy(tmp_path):
-    """TensorFlow would wait an hour for it, deaf to SIGTERM and to Ctrl-C."""
-    fault = """
-config = lesson.tf_config
-config.JOIN_TIMEOUT = 8
-connect = config.connect_workers
-
-def dies(world, gpus):
-    addresses = connect(world, gpus)
-    return addresses if world.rank == 0 else os._exit(9)
-
-config.connect_workers = dies
-"""
-    (code, printed), (death, _) = ended(
-        by_hand(2, planted(tmp_path, STEM, fault), cwd=tmp_path)
-    )
-    assert (code, death) == (-14, 9), printed
-
-
-def test_a_port_of_tf_config_that_is_taken(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        (config,) = configs([held.getsockname()[1]])
-        done = run_script(SCRIPT, "--out", tmp_path / "o", TF_CONFIG=config)
-    assert (
-        done.returncode == 2
-        and "but the port is in use" in done.stdout
-        and "Traceback" not in done.stdout
     )
 
 

@@ -12,8 +12,8 @@ import multigpu
 from multigpu.errors import UserError
 from multigpu.memory import MODELS, Model, Step, Training, find_model, report
 
-PAGE = ROOT / "lessons" / "14-memory"
 SCRIPT = ROOT / "scripts" / "PT_GPT_Memory.py"
+PAGE = ROOT / "lessons" / "14-memory"
 A100 = multigpu.GPUS["A100-80GB"]
 SMALL = Model(layers=3, hidden=256, heads=4, tokens=256, vocabulary=1000)
 
@@ -49,15 +49,6 @@ def test_without_computing_again_the_gradients_are_wrong(experiments, monkeypatc
     assert (broken[words] - plain[words]).abs().max() > 1e-5
 
 
-def test_flash_and_math_attention_give_the_same(experiments):
-    script = experiments.script
-    torch.manual_seed(0)
-    math, flash = (script.Block(32, 4, attention) for attention in ("math", "flash"))
-    flash.load_state_dict(math.state_dict())
-    x = torch.randn(2, 16, 32)
-    assert (math(x) - flash(x)).abs().max() < 1e-6
-
-
 def test_a_token_sees_none_after_it(experiments):
     script = experiments.script
     for attention in ("math", "flash"):
@@ -91,13 +82,6 @@ def test_a_formula_without_the_softmax_is_not(experiments, monkeypatch):
     monkeypatch.setattr(Step, "core", lambda self: 0)
     counted, _, _ = experiments.meter(SMALL, training)
     assert Step(SMALL, training, A100).peak()[1] / 2**30 < 0.9 * counted
-
-
-def test_a_block_keeps_what_the_formula_says(experiments):
-    for attention in ("flash", "math"):
-        training = Training(2, attention=attention)
-        kept = experiments.kept_by_a_block(SMALL, training)
-        assert kept == Step(SMALL, training, A100).whole_block()
 
 
 def test_the_models_have_the_weights_of_their_names():

@@ -10,7 +10,6 @@ import proofs
 import pytest
 import torch
 from commands import ROOT, run_script, torchrun
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from virtual_runs import virtual
 
 from multigpu import launch, prove
@@ -103,31 +102,6 @@ def test_a_rank_keeps_what_zeros_table_says(experiments, zero, ranks):
 def test_with_whole_gradients_it_keeps_more(experiments):
     zero2 = changed("weight.grad = self.named(mean), None", "_ = self.named(mean), None").Zero2
     assert experiments.step(zero2, 4, layers=2).bytes == pytest.approx(11, abs=0.1)
-
-
-def test_zero_3_sends_half_as_many_bytes_again(experiments, zero):
-    fsdp = experiments.script.fsdp
-    kept = partial(fsdp, reshard_after_forward=False)
-    half = partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-    shares = [None, zero.Zero1, zero.Zero2, zero.Zero3, fsdp, kept, half]
-    sent = experiments.count_sent({str(share): share for share in shares}, [2])
-    rounds = [round(2 * found, 1) for (found,) in sent.values()]
-    assert rounds == [2.0, 2.0, 2.0, 3.0, 3.0, 2.0, 2.0]
-
-
-def test_prefetch_hides_and_groups_shorten_what_a_slow_link_makes_long(experiments, zero):
-    fsdp = experiments.script.fsdp
-    settings = {"layers": 3, "batch": 8, "link": "PCIe4"}
-    by_hand = experiments.step(zero.Zero3, 8, half=True, **settings)
-    prefetched = experiments.step(fsdp, 8, half=True, **settings)
-    assert prefetched.seconds < 0.9 * by_hand.seconds
-    assert prefetched.timeline.overlap(0) > 0.2 > by_hand.timeline.overlap(0)
-    nodes = {"layers": 3, "per_node": 8, "between": "Ethernet25"}
-    ddp, shared, groups = (
-        experiments.step(share, 16, shape=shape, **nodes).seconds
-        for share, shape in ((None, ()), (fsdp, ()), (fsdp, (2, 8)))
-    )
-    assert groups < ddp < shared
 
 
 def test_one_of_many_ranks_leaves_the_process_as_it_was(experiments):

@@ -171,15 +171,6 @@ def test_a_stored_prediction_is_what_the_command_gives(experiments, monkeypatch)
     assert found["gib"] == pytest.approx(stored["gib"])
 
 
-def test_predictions_stayed_within_their_limits(experiments):
-    stored = experiments.stored()
-    rows = [*stored["layouts"], *stored["orders"].values(), *stored["published"].values()]
-    assert len(stored["layouts"]) == 20
-    for row in rows:
-        seconds, gib = row["host"]
-        assert seconds < 120 and gib < 8, row
-
-
 def test_the_formula_of_memory_is_near_the_meter(experiments):
     for row in experiments.stored()["layouts"]:
         if row["seconds"] and row["gpus"] == 64:
