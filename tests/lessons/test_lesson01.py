@@ -106,22 +106,6 @@ def test_a_copy_trains_alone_and_on_a_gpu_as_on_the_cpu(tmp_path, few_digits):
     assert gap < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--workers", -1), "--workers from 0 up"),
-        (("--data", "no.npz"), "No such file or directory: 'no.npz'"),
-        (("--out", SCRIPT / "folder"), "Not a directory"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert done.stdout.count("error: ") == 1
-    assert words in done.stdout
-    assert "Traceback" not in done.stdout
-
-
 # ---- the notebook's experiments -------------------------------------------------------------
 
 

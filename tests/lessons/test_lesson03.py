@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT, planted, run_script, torchrun
+from commands import ROOT, planted, torchrun
 
 from multigpu import proof, prove
 
@@ -112,24 +112,6 @@ def test_where_the_padding_counts_the_proof_fails(in_forks, tmp_path):
 
 
 # ---- mistakes ----
-
-
-@pytest.mark.parametrize(
-    ("script", "flags", "words"),
-    [
-        (SCRIPT, ("--micro-batches", 0), "--micro-batches from 1 to --batch-size"),
-        (SCRIPT, ("--data", "no.npz"), "No such file"),
-        (SCRIPT, ("--out", SCRIPT / "folder"), "Not a directory"),
-        (SCRIPT, (), "Try: multigpu virtual --gpus 2"),
-        (PIPELINE, (), "Try: torchrun --nproc-per-node 2"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, script, flags, words):
-    done = run_script(script, *flags, cwd=tmp_path)
-    assert done.returncode in (1, 2), done.stdout
-    assert done.stdout.count(words) == 1
-    assert "Traceback" not in done.stdout
-    assert not list(tmp_path.rglob("model.pt"))
 
 
 def test_ranks_that_cannot_share_the_micro_batches_say_so_and_end(tmp_path):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import ROOT, SILENT_DDP, free_ports, planted, run_script
+from commands import ROOT, SILENT_DDP, free_ports, planted
 from torch import nn
 from virtual_runs import virtual
 
@@ -38,21 +38,6 @@ def test_without_an_all_reduce_the_proof_fails(in_forks, few_digits, tmp_path):
     found = proof(planted(tmp_path, "PT_CNN_HybridParallel", SILENT_DDP), few_digits())
     assert found.verdict == "fails", str(found)
     assert "step with their own gradients" in found.line
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ((), "Try: multigpu virtual --gpus 4 torchrun --nproc-per-node 2"),
-        (("--data", "no.npz"), "No such file"),
-        (("--out", SCRIPT / "folder"), "Not a directory"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode != 0
-    assert words in done.stdout.splitlines()[-1]
-    assert "Traceback" not in done.stdout
 
 
 def test_under_srun_too_a_batch_that_the_ranks_cannot_share_is_one_sentence(tmp_path):

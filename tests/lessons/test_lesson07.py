@@ -87,34 +87,6 @@ def test_the_images_are_not_copied_into_a_graph(stem, monkeypatch):
     assert graph.ByteSize() < 100_000 < dataset.tensors[0].nbytes
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (
-            ("--batch-size", 7, "--devices", 2),
-            "--batch-size 7 cannot be split evenly over 2 replicas: give 8",
-        ),
-        (
-            ("--batch-size", 34, "--devices", 2),
-            "the last batch of an epoch has 1 image, too few for 2 replicas",
-        ),
-        (
-            ("--batch-size", 36, "--devices", 2),
-            "the first batch has all 35 images, which 2 replicas cannot share evenly",
-        ),
-        (("--lr", 1e38, "--batch-size", 6), "lower --lr"),
-        (("--data", "nowhere.npz"), "there is no data file nowhere.npz"),
-        (("--epochs", 0), "--epochs and --batch-size are from 1 up"),
-    ],
-)
-def test_bad_input_gets_a_sentence(flags, sentence, tmp_path, npz):
-    source = () if "--data" in flags else ("--data", npz())
-    done = lesson("TF_CNN_MultiGPU", *source, *flags, "--out", tmp_path / "o")
-    assert (
-        done.returncode == 2 and sentence in done.stdout and "Traceback" not in done.stdout
-    ), done.stdout
-
-
 def test_a_loss_that_is_no_number_stops_the_loop_by_hand(tmp_path, npz):
     flags = ("--data", npz(), "--lr", 1e38, "--batch-size", 6, "--out", tmp_path / "o")
     done = lesson("TF_CNN_CustomLoop", *flags)
@@ -148,13 +120,6 @@ def test_tensorboard_shows_losses_that_can_be_compared(tmp_path, npz):
             accumulator.EventAccumulator(str(folder / part)).Reload().Tensors("epoch_loss")
         )
         assert 0.5 < float(tf.make_ndarray(event.tensor_proto)) < 3  # a sum: 12
-
-
-def test_a_launcher_that_starts_several_is_refused(tmp_path):
-    several = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    done = lesson(STEMS[0], "--out", tmp_path / "o", **several)
-    assert done.returncode == 2, done.stdout
-    assert f"{STEMS[0]} is one process, and torchrun started 2" in done.stdout
 
 
 def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):

@@ -94,30 +94,6 @@ def test_the_samplers_order_is_why_the_data_module_makes_one(tmp_path, few_digit
     assert largest(weights(tmp_path / "own"), weights(tmp_path / "one")) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("start", "flags", "words"),
-    [
-        ("torchrun", ("--devices", 3), ("3 devices", "torchrun", "2 ranks")),
-        ("python", ("--batch-size", 7), ("--batch-size must be a multiple of 2",)),
-        ("python", ("--batch-size", 0), ("--batch-size are from 1 up",)),
-        ("python", ("--data", "no.npz"), ("no.npz",)),
-        ("python", ("--lr", "3e38"), ("lower --lr",)),
-        ("python", ("--resume", "no.ckpt"), ("no.ckpt",)),
-        ("python", ("--out", SCRIPT / "folder"), ("Not a directory",)),
-    ],
-)
-def test_a_mistake_is_a_sentence(tmp_path, start, flags, words):
-    out = ("--out", tmp_path / "o")
-    if start == "torchrun":
-        done = torchrun(2, SCRIPT, *out, *flags)
-    else:
-        done = run_script(SCRIPT, "--devices", 2, *out, *flags)
-        assert "Traceback" not in done.stdout, done.stdout
-    assert done.returncode != 0
-    assert all(word in done.stdout for word in words), done.stdout
-    assert not (tmp_path / "o" / "metrics.json").exists()
-
-
 # ---- the small program ----------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import sys
 
 import cloudpickle
 import pytest
-from commands import ROOT, run_script
+from commands import ROOT
 from nccl_programs import results
 
 from multigpu import prove
@@ -173,21 +173,6 @@ def test_a_name_that_is_none(name, words):
         strategy_by_name(name)
 
 
-@pytest.mark.parametrize(
-    ("stem", "flags", "words"),
-    [
-        ("PTL_Strategies", ("--strategy", "dpp"), "there is no strategy 'dpp'"),
-        ("PTL_Strategies", ("--strategy", "dp", "--devices", 2), "multigpu virtual --gpus 2"),
-        ("PTL_Compressed", ("--batch-size", 9, "--devices", 2), "a multiple of 2"),
-        ("PTL_Decentralized", ("--data", "nowhere.npz"), "nowhere.npz"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, stem, flags, words):
-    done = run_script(ROOT / "scripts" / f"{stem}.py", *flags, cwd=tmp_path)
-    assert done.returncode != 0 and words in done.stdout, done.stdout
-    assert done.stdout.count("\n") == 1, done.stdout
-
-
 # ---- what today's Lightning has -------------------------------------------------------------
 
 
@@ -197,15 +182,3 @@ def test_lightning_has_ddp_and_ddp_spawn_of_the_twelve_names():
     names = {name.partition(":")[0] for names in ALL for name in names}
     available = strategies.StrategyRegistry.available_strategies()
     assert names & set(available) == {"ddp", "ddp_spawn"}
-
-
-def test_lightning_refuses_ddp_spawn_in_a_notebook(monkeypatch):
-    """The page says so."""
-    lightning = pytest.importorskip("lightning.pytorch")
-    connector = lightning.trainer.connectors.accelerator_connector
-    monkeypatch.setattr(connector, "_IS_INTERACTIVE", True)
-    settings = {"accelerator": "cpu", "devices": 2, "logger": False}
-    with pytest.raises(lightning.utilities.exceptions.MisconfigurationException) as error:
-        lightning.Trainer(strategy="ddp_spawn", **settings)
-    assert "ddp_notebook" in str(error.value)
-    lightning.Trainer(strategy="ddp_notebook", **settings)

@@ -8,7 +8,7 @@ import faults
 import pytest
 import torch
 import warm
-from commands import ROOT, SILENT_DDP, free_ports, planted, run, run_script
+from commands import ROOT, SILENT_DDP, planted, run, run_script
 from small_data import write_digits
 
 from multigpu import prove
@@ -271,38 +271,3 @@ def test_other_data_is_refused(finished, few_digits):
     done = run_script(SCRIPT, *of(finished), "--epochs", 3, "--data", few_digits(36))
     assert done.returncode == 2, done.stdout
     assert "--data (its sum)" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--data", "no.npz"), "no file no.npz"),
-        (("--epochs", 0), "--epochs"),
-        (("--kill", "1:30"), "--kill"),
-        (("--out", "/proc/out"), "/proc/out"),
-        (("--lr", 1e38), "lower --lr"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, "--epochs", 1, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stdout.splitlines()[-1] and "Traceback" not in done.stdout
-
-
-@pytest.mark.slow
-def test_min_nodes_that_never_come_end_the_start(tmp_path):
-    """After the time that --rdzv-conf states; torchrun's default is 600 s."""
-    (port,) = free_ports(1)
-    done = run(
-        warm.torchrun(),
-        "--nnodes=2:4",
-        "--local-addr=127.0.0.1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-        "--rdzv-id=lonely",
-        "--rdzv-conf=join_timeout=2",
-        SCRIPT,
-    )
-    assert done.returncode == 1
-    assert "RendezvousTimeoutError" in done.stdout

@@ -4,7 +4,7 @@ import json
 import statistics
 
 import pytest
-from commands import ROOT, SILENT_DDP, planted, run_script, torchrun
+from commands import ROOT, SILENT_DDP, planted, torchrun
 
 import multigpu
 from multigpu import prove
@@ -71,20 +71,6 @@ def test_a_batch_larger_than_the_data_counts_the_images_that_there_are(tmp_path,
     assert found["images_per_s"] * step == pytest.approx(35)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ((), "Try: torchrun --standalone"),
-        (("--epochs", 0), "--epochs"),
-        (("--data", "no.npz"), "No such file"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode != 0
-    assert words in done.stdout.splitlines()[-1] and "Traceback" not in done.stdout
-
-
 @pytest.mark.parametrize("flags", [("--batch-size", 7), ("--weak", "--batch-size", 0)])
 def test_a_batch_that_the_ranks_cannot_share_is_one_sentence(tmp_path, few_digits, flags):
     done = torchrun(2, SCRIPT, "--data", few_digits(), *flags, "--out", tmp_path / "o")
@@ -114,22 +100,6 @@ def test_points_are_gathered_into_one_picture(tmp_path, capsys):
     assert "strong scaling by ranks: 1: 1.00×, 2: 1.90×, 4: 2.50×" in said
     assert "weak scaling by ranks: 1: 1.00×, 2: 1.90×" in said
     assert (tmp_path / "scaling.png").stat().st_size > 1000
-
-
-def test_a_point_that_comes_while_the_picture_is_drawn_is_drawn_too(
-    tmp_path, capsys, monkeypatch
-):
-    point(tmp_path, 1, 100)
-    save = points.plots.save
-
-    def slow_save(*arguments):
-        if not (tmp_path / "strong-2").exists():
-            point(tmp_path, 2, 150)
-        return save(*arguments)
-
-    monkeypatch.setattr(points.plots, "save", slow_save)
-    points.gather(tmp_path)
-    assert "2: 1.50×" in capsys.readouterr().out.splitlines()[-2]
 
 
 def test_without_one_rank_there_is_no_speed_up(tmp_path, capsys):

@@ -161,26 +161,3 @@ def test_the_script_shares_in_groups_on_virtual_gpus(tmp_path, few_digits):
     done = virtual(tmp_path, "--gpus", 4, *launcher, SCRIPT, *flags, *half)
     assert done.returncode == 0, done.stdout
     assert "epoch 1: loss" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--layers", 0), "from 1 up"),
-        (("--hidden", 50), "--hidden is a multiple of --heads"),
-        (("--group", 2), "--group divides the ranks, which are 1"),
-        (("--batch-size", 2000), "1437 rows, fewer than --batch-size"),
-        (("--data", "nowhere.npz"), "nowhere.npz"),
-        (("--out", SCRIPT / "folder"), "folder"),
-    ],
-)
-def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stdout.splitlines()[-1]
-
-
-def test_zero_by_hand_has_no_groups(tmp_path):
-    done = run_script(ZERO, "--group", 2, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "run scripts/PT_GPT_FSDP.py" in done.stdout.splitlines()[-1]

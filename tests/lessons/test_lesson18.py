@@ -11,7 +11,6 @@ import known
 import pytest
 import torch
 from commands import ROOT, run, run_script, torchrun
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from virtual_runs import virtual
 
 from multigpu import prove
@@ -175,16 +174,6 @@ def test_detail_is_right_about_a_rank_itself_alone(printed):
     assert other and other[1] != "BARRIER", "torch has mended it: change the lesson"
 
 
-def test_of_ranks_that_fail_in_the_same_second_torchrun_names_the_lowest(tmp_path):
-    failures = {}
-    for rank, (moment, words) in enumerate([(7, "closed"), (7, "first"), (8, "closed")]):
-        file = tmp_path / f"{rank}.json"
-        more = {"timestamp": moment}
-        file.write_text(json.dumps({"message": {"message": words, "extraInfo": more}}))
-        failures[rank] = ProcessFailure(rank, 1000 + rank, 1, str(file))
-    assert ChildFailedError("PT_Clinic.py", failures).get_first_failure()[0] == 0
-
-
 @pytest.mark.slow
 def test_the_first_error_is_that_of_the_rank_that_died(printed):
     # torchrun's clock counts seconds: within one, it takes the lowest rank for the first.
@@ -228,39 +217,6 @@ def test_the_pages_table_says_what_the_tools_print(printed):
 
 
 PATIENTS = "condition order batches died nan slow network wrong"
-
-
-@pytest.mark.slow
-def test_torchfrtrace_does_not_read_what_gloo_recorded(tmp_path):
-    """As lessons/troubles.md says of torch 2.13."""
-    (tmp_path / "gloo.py").write_text(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "dist.all_reduce(torch.ones(1))\n"
-        "with open('trace_0', 'wb') as file:\n"
-        "    file.write(torch._C._distributed_c10d._dump_fr_trace())\n"
-    )
-    assert run_script(tmp_path / "gloo.py", cwd=tmp_path).returncode == 0
-    done = run_script(Path("-m"), *FR_TRACE, "--prefix", "trace_", tmp_path)
-    assert "KeyError: ('0', 0)" in done.stdout
-
-
-# ---- bad input ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment", "words"),
-    [
-        (("--patient", "flu"), {}, "invalid choice: 'flu'"),
-        (("--patient", "order"), {}, "start the ranks with torchrun"),
-        (("--patient", "order", "--timeout", 0), {"RANK": 0}, "a --timeout above 0"),
-    ],
-)
-def test_bad_input_is_one_sentence(tmp_path, flags, environment, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path, **environment)
-    assert done.returncode == 2 and words in done.stdout
-    assert done.stdout.count("error:") == 1 and "Traceback" not in done.stdout
-    assert not list(tmp_path.iterdir())
 
 
 # ---- the exercise's patients ----------------------------------------------------------------
