@@ -129,7 +129,6 @@ test-jobs: $(INSTALLED)
 	@echo "stopping jobs of the classroom cluster, every job file, and every script on virtual GPUs: 25 minutes on 2 cores"
 	ALL_JOBS=1 pytest tests/cluster/test_requeue.py --durations=0
 	ALL_JOBS=1 pytest tests/cluster/test_jobfiles.py --durations=0
-	ALL_JOBS=1 pytest tests/virtual/test_course_scripts.py
 
 test-peer: $(INSTALLED)
 	ALL_PEER=1 pytest tests/repo/test_peer.py

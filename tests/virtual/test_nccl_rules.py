@@ -449,22 +449,6 @@ print(json.dumps([x.item(), y.item()]))
     assert found == [[2.0, 0.0], [2.0, 0.0]]
 
 
-def test_torchs_own_check_with_detail(tmp_path):
-    text = results(
-        tmp_path,
-        """
-dist.set_debug_level(dist.DebugLevel.DETAIL)  # TORCH_DISTRIBUTED_DEBUG, when torch is imported
-start()
-x = full(1, 4)
-call = dist.all_reduce if rank else dist.broadcast
-print(json.dumps(error_of(call, x, **({} if rank else {"src": 0}))), flush=True)
-os._exit(0)
-""",
-    )[1]
-    assert "Detected mismatch between collectives on ranks. Rank 1 is running" in text
-    assert "OpType=ALLREDUCE" in text and "device=cuda" in text
-
-
 def test_the_condition_around_a_line(tmp_path):
     path = tmp_path / "program.py"
     path.write_text("if rank == 0:\n    call()\nif ready:\n    call()\n")
