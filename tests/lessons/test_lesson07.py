@@ -87,13 +87,6 @@ def test_the_images_are_not_copied_into_a_graph(stem, monkeypatch):
     assert graph.ByteSize() < 100_000 < dataset.tensors[0].nbytes
 
 
-def test_a_loss_that_is_no_number_stops_the_loop_by_hand(tmp_path, npz):
-    flags = ("--data", npz(), "--lr", 1e38, "--batch-size", 6, "--out", tmp_path / "o")
-    done = lesson("TF_CNN_CustomLoop", *flags)
-    assert done.returncode == 2 and "lower --lr" in done.stdout, done.stdout
-    assert not list((tmp_path / "o").iterdir())
-
-
 def test_hits_do_not_count_padding(monkeypatch):
     """Seven images, all hit, on two replicas: eight would be counted if padding were."""
     monkeypatch.syspath_prepend(ROOT / "scripts")

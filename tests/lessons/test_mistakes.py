@@ -19,6 +19,7 @@ MISTAKES = {
         ("--batch-size 9 --accumulate 2", "--batch-size must be a multiple of 2"),
         ("--batch-size 0", "--batch-size must be a multiple of 1"),
         ("--resume nowhere.pt", "nowhere.pt"),
+        ("--lr 1e38", "lower --lr"),
     ],
     "PT_CNN_HybridParallel": [
         ("", "Try: multigpu virtual --gpus 4 torchrun --nproc-per-node 2"),
@@ -31,6 +32,7 @@ MISTAKES = {
         ("--epochs 0", "--epochs and --batch-size are from 1 up"),
         ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "is one process, and torchrun started 2"),
     ],
+    "TF_CNN_CustomLoop": [("--lr 1e38", "lower --lr")],
     "TF_CNN_MultiNode": [("--lr 3e38", "lower --lr")],
     "PTL_multiGPU": [
         ("--devices 2 --batch-size 7", "--batch-size must be a multiple of 2"),
