@@ -63,19 +63,6 @@ def test_up_status_down_and_each_of_them_twice(private: Path):
     assert "nothing to do" in classroom.down()
 
 
-def test_a_cluster_of_another_shape(private: Path):
-    classroom.up(nodes=3, gpus_per_node=4)
-    with pytest.raises(
-        UserError,
-        match=r"3 nodes with 4 GPUs each is up.*`multigpu slurm down`",
-    ):
-        classroom.up()
-    line = 'echo "$SLURMD_NODENAME $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"'
-    for gpus in ("--gpus-per-node=4", "--gres=gpu:4"):
-        lines = Cluster().run("srun", "--nodes=3", gpus, "bash", "-c", line).stdout.split("\n")
-        assert sorted(lines) == ["", "n1 4 0,1,2,3", "n2 4 0,1,2,3", "n3 4 0,1,2,3"]
-
-
 def test_gpus_that_have_a_type(private: Path, monkeypatch: pytest.MonkeyPatch):
     """As on a real site: --gres=gpu:a100:2 and --gpus-per-node=a100:2 count as two GPUs."""
     plain = conf.slurm_conf
@@ -111,14 +98,6 @@ def test_gpus_that_have_a_type(private: Path, monkeypatch: pytest.MonkeyPatch):
     assert done.returncode != 0 and "2 GPUs, but srun started 1 task" in done.stderr
 
 
-@pytest.mark.parametrize("nodes, gpus", [(0, 2), (17, 2), (2, -1), (2, 17)])
-def test_an_impossible_shape(nodes: int, gpus: int, private: Path):
-    with pytest.raises(
-        UserError, match=f"1 to 16 nodes with 0 to 16 GPUs each, not {nodes} with {gpus}"
-    ):
-        classroom.up(nodes, gpus)
-
-
 def test_four_calls_of_up_at_once(private: Path):
     texts = []
     threads = [
@@ -151,15 +130,6 @@ def test_it_listens_on_the_loopback_address_only(private: Path):
     own = [(address, int(port, 16)) for address, port in listening if int(port, 16) in ports]
     # 127.0.0.1, as the kernel writes it
     assert sorted(own) == sorted(("0100007F", port) for port in ports)
-
-
-@pytest.mark.parametrize(
-    "version, plugin", [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((24, 11), "disabled")]
-)
-def test_no_cgroups(version: tuple[int, int], plugin: str, private: Path):
-    """By default slurmd looks for cgroups and ends if it finds no /sys or may not use it."""
-    conf.write(2, 2, version)
-    assert (conf.state_dir() / "cgroup.conf").read_text() == f"CgroupPlugin={plugin}\n"
 
 
 # ---- another Slurm -----------------------------------------------------------------------
@@ -200,16 +170,6 @@ def test_a_foreign_daemon_is_left_alone(private: Path):
     finally:
         foreign.kill()
         foreign.wait()
-
-
-def test_a_foreign_slurm_conf_in_the_environment(
-    private: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("SLURM_CONF", "/site/slurm.conf")
-    with pytest.raises(
-        UserError, match=r"SLURM_CONF is /site/slurm\.conf.*`unset SLURM_CONF`"
-    ):
-        classroom.up()
 
 
 def test_down_ends_no_other_process_that_names_the_cluster(private: Path):
@@ -274,18 +234,6 @@ def test_a_daemon_that_does_not_start(
     text = str(caught.value)
     assert text.startswith(f"{daemon} ended with exit code 1") and message in text
     assert nothing_is_left(private)
-
-
-def test_a_state_directory_that_slurm_cannot_use(
-    private: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for name in ("with space", "x" * 80):
-        folder = private / name / "multigpu/slurm"
-        monkeypatch.setattr(conf, "ROOT_STATE", folder)
-        monkeypatch.setenv("XDG_STATE_HOME", str(private / name))
-        with pytest.raises(UserError, match=r"Slurm cannot work in .* set XDG_STATE_HOME"):
-            classroom.up()
-        assert not (private / name).exists()
 
 
 def test_after_a_crash(private: Path):

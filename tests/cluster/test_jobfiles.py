@@ -17,7 +17,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from cluster import wait_until
 from commands import ROOT, SCRIPT, torchrun
 from job_shell import SCRIPT as STAND_IN
 from job_shell import programs, run_job
@@ -174,17 +173,6 @@ def test_a_script_that_needs_cuda_on_the_classroom_cluster(shell: Path):
     assert "multigpu virtual" not in run_job(shell, LESSON, **classroom).text
 
 
-def test_an_array_over_learning_rates(shell: Path):
-    """After the change that the job file's comment describes."""
-    path = shell / "slurm/PT_CNN_SingleGPU.slurm"
-    text, lines = re.subn(r"(?m)^#(rates=|set -- --lr)", r"\1", path.read_text())
-    assert lines == 2
-    path.write_text(text)
-    for task, rate in enumerate(("0.01", "0.05", "0.1")):
-        done = run_job(shell, path, "--epochs", "1", SLURM_ARRAY_TASK_ID=str(task))
-        assert done.seen["options"][2:] == ["--lr", rate, "--epochs", "1"]
-
-
 @each_job_file
 def test_started_without_slurm(path: Path, shell: Path):
     done = run_job(shell, f"slurm/{path.name}", SLURM_JOB_ID="", SLURMD_NODENAME="")
@@ -298,19 +286,6 @@ def test_a_rank_that_dies_ends_the_job_at_once(cluster, root: Path):
     # torchrun's, or that of the torchrun which srun has ended
     assert job.state == "FAILED" and job.exit_code in (1, 143), job.log
     assert len(ranks(job.log)) == 4
-
-
-@on_cluster
-def test_the_log_of_a_cancelled_job_ends_with_slurms_own_lines(cluster, root: Path):
-    """torchrun alone adds two stack traces of its SignalException, 75 lines."""
-    number = cluster.submit(LESSON, "--sleep", cwd=root)
-    wait_until(lambda: len(list(root.glob("up-*"))) == 4, 60)
-    assert cluster.run("scancel", number).returncode == 0
-    job = cluster.wait(number, timeout=60)
-    assert job.state == "CANCELLED" and "CANCELLED AT" in job.log
-    assert "Traceback" not in job.log and "SignalException" not in job.log, job.log
-    after = job.log[job.log.rindex("rank ") :].splitlines()
-    assert len(after) < 15, job.log
 
 
 NEEDS_CUDA = """

@@ -117,19 +117,6 @@ def test_two_processes_that_claim_one_rank(meeting_point: dict):
         assert "Traceback" not in text
 
 
-def test_another_broken_pipe_is_an_ordinary_error(tmp_path: Path):
-    (tmp_path / "pipe.py").write_text(
-        "import argparse\nfrom multigpu import launch\n"
-        "def main(args):\n    raise BrokenPipeError(32, 'a socket')\n"
-        "if __name__ == '__main__':\n"
-        "    launch.start(main, argparse.Namespace())\n"
-    )
-    done = run(warm.python(), tmp_path / "pipe.py")
-    assert done.returncode == 1 and "BrokenPipeError: [Errno 32] a socket" in done.stdout, (
-        done.stdout
-    )
-
-
 def test_a_reader_that_closes_the_pipe():
     """… | head -1: the run ends, without a traceback."""
     command = ("python", LAUNCHED, "--endless")

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, files_below, wait_until
+from cluster import Cluster, wait_until
 from commands import ROOT, alive, clean_environment
 
 from multigpu import classroom
@@ -31,35 +31,6 @@ def test_a_plain_sbatch_finds_the_cluster(cluster: Cluster, tmp_path: Path):
     )
     assert done.stdout.endswith("code 3\n"), done
     assert (tmp_path / "log").read_text().strip() == socket.gethostname()
-
-
-def test_an_array(cluster: Cluster, tmp_path: Path):
-    script = cluster.script(
-        tmp_path, "echo task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
-    )
-    number = cluster.submit("--array=0-2", script, cwd=tmp_path)
-    cluster.wait_for_tasks(number)
-    logs = sorted(
-        Path(path).read_text() for path in files_below(tmp_path) if path.endswith(".out")
-    )
-    assert logs == ["task 0 of 3\n", "task 1 of 3\n", "task 2 of 3\n"]
-
-
-def test_dependencies(cluster: Cluster, tmp_path: Path):
-    first = cluster.submit(
-        "--hold",
-        cluster.script(tmp_path, "sleep 1; date +%s.%N > first; exit 1", "a.sh"),
-        cwd=tmp_path,
-    )
-    second = cluster.script(tmp_path, "date +%s.%N > second", "b.sh")
-    after = cluster.submit(f"--dependency=afterany:{first}", second, cwd=tmp_path)
-    never = cluster.submit(
-        f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", second, cwd=tmp_path
-    )
-    cluster.run("scontrol", "release", first)
-    assert (cluster.wait(first).exit_code, cluster.wait(after).exit_code) == (1, 0)
-    assert float((tmp_path / "first").read_text()) < float((tmp_path / "second").read_text())
-    assert cluster.wait(never).state == "CANCELLED"
 
 
 def test_squeue_and_scancel(cluster: Cluster, tmp_path: Path):
@@ -125,22 +96,6 @@ def test_sacct_lists_the_jobs_that_ended(cluster: Cluster, tmp_path: Path):
         "sacct", "-c", "--noheader", "--parsable2", "--format=jobid,jobname,state"
     ).stdout.splitlines()
     assert f"{job.number}|remembered|FAILED" in listed
-
-
-def test_sacct_after_an_array(cluster: Cluster, tmp_path: Path):
-    """It lists the tasks. It does not know two fields that slurmctld writes for an array, and
-    says so for each task: the text of `up` and `status` names that message."""
-    script = cluster.script(tmp_path, "true")
-    # The list also has the jobs of earlier clusters on this machine.
-    name = f"in-array-{os.getpid()}"
-    number = cluster.submit("--array=0-1", f"--job-name={name}", script, cwd=tmp_path)
-    cluster.wait_for_tasks(number)
-    done = cluster.run("sacct", "-c", "--noheader", "--parsable2", "--format=jobname,state")
-    assert done.stdout.splitlines().count(f"{name}|COMPLETED") == 2
-    explained = classroom.status()[1]
-    for line in done.stderr.splitlines():
-        assert "Unknown type Array" in line
-        assert "Unknown type" in explained
 
 
 # ---- as an ordinary user --------------------------------------------------------------------

@@ -155,19 +155,6 @@ def test_scontrol_requeue_with_the_number_of_an_array_starts_all_its_tasks(clust
     assert starts == {"SLURM_JOB_ID": [1, 1, 2, 2], "named": [1, 2, 2]}
 
 
-def test_the_sweep_without_submitit(tmp_path):
-    (tmp_path / "submitit.py").write_text("raise ModuleNotFoundError('submitit')\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, ROOT / "lessons/12-elastic/sweep.py"],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "pip install submitit" in done.stderr
-
-
 # ---- in `make test-jobs` --------------------------------------------------------------------
 
 

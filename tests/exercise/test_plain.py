@@ -40,18 +40,6 @@ def test_a_tensor_arrives_with_its_dtype_and_shape(name, shape):
     assert torch.equal(back, tensor)
 
 
-def test_views_parameters_and_numpy_become_tensors():
-    matrix = torch.arange(6.0).reshape(2, 3)
-    values = [matrix.T, torch.nn.Parameter(matrix), matrix.numpy(), np.float64(2.5)]
-
-    transposed, parameter, array, number = decode(*encode(values))
-
-    assert torch.equal(transposed, matrix.T)
-    assert torch.equal(parameter, matrix) and not parameter.requires_grad
-    assert torch.equal(array, matrix)
-    assert number == 2.5
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -66,19 +54,6 @@ def test_an_array_of_any_layout_keeps_its_shape_and_values(array):
 
     assert back.shape == array.shape
     assert back.tolist() == array.tolist()
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        torch.tensor([1 + 2j, 3j]).conj().imag,
-        torch.arange(6.0).reshape(3, 2)[:1, 1],
-        torch.ones(1).expand(3),
-    ],
-    ids=["negated", "one element of a column", "expanded"],
-)
-def test_a_view_arrives(view):
-    assert decode(*encode(view)).tolist() == view.tolist()
 
 
 def test_a_state_dict_becomes_a_dict():

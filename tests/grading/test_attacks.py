@@ -1,6 +1,5 @@
 """Attacks on grading, in one batch with honest submissions: see attacks/report.md."""
 
-import csv
 import os
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from attack import (
     no_process_escapes,
     target,
 )
-from attacked_zip import ENTRIES, FOLDER_ENTRIES, NAMES, Entry, write_folder, write_zip
 from known import notebook, reference
 
 from multigpu import sandbox
 from multigpu.grading import reports
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, read
-from multigpu.grading.submissions import Submission, find
+from multigpu.grading.submissions import Submission
 
 CHECKOUT = Path(__file__).parents[2]
 # `make test` runs these, `make test-attacks` all.
@@ -131,7 +129,9 @@ def test_no_attack_gains_disturbs_or_stays(solution, rows, tmp_path, monkeypatch
     alone = graded(solution, mixed({}, files), other)
     for name in good:
         assert statuses(results[name]) == statuses(alone[name]), name
-    write_reports(solution, results, tmp_path / "reports")
+    released = {each.name: solution.released_answer(each) for each in solution.questions}
+    names = ("attacks", "Attacks", released, "Attacks")
+    reports.write(list(results.values()), [], tmp_path / "reports", *names)
     assert aim.reached == [], "connections from the sandbox"
     assert left == [], "processes that are left"
     assert marked_files(CHECKOUT) == [], "files that are left"
@@ -139,51 +139,9 @@ def test_no_attack_gains_disturbs_or_stays(solution, rows, tmp_path, monkeypatch
     assert fingerprint(CHECKOUT) == before, "the checkout has changed"
 
 
-def test_no_entry_of_a_zip_or_folder_gains_or_writes(solution, rows, tmp_path) -> None:
-    good = honest(solution)
-    files = {name: data for name, (data, _) in good.items()}
-    right = files["reference"]
-    given = tmp_path / "handed-in"
-    given.mkdir()
-    archive = write_zip(given / "submissions.zip", files, right, solution.path)
-    folder = write_folder(given / "folder", files, solution.path)
-    before = sorted(given.rglob("*"))
-    output = tmp_path / "out"
-
-    for path, entries in ((archive, ENTRIES), (folder, FOLDER_ENTRIES)):
-        found = find(path, solution.lesson)
-        results = graded(solution, found.submissions, output)
-        rows += [entry_row(each, results) for each in entries]
-        expected = {each.student: each.deserved for each in entries if each.student}
-        expected |= {name: deserved for name, (_, deserved) in good.items()}
-        assert {name: result.earned for name, result in results.items()} == expected
-        write_reports(solution, results, output)
-
-    assert sorted(given.rglob("*")) == before, "reading has written something"
-    assert marked_files(CHECKOUT) == []
-
-
-def write_reports(solution: Solution, results: dict[str, Result], output: Path) -> None:
-    """Write all reports, and look for what a name or an answer could do to them."""
-    released = {each.name: solution.released_answer(each) for each in solution.questions}
-    reports.write(
-        list(results.values()), [], output, "attacks", "Attacks", released, "Attacks"
-    )
-    for name in ("gradebook.csv", "canvas.csv", "moodle.csv"):
-        with open(output / name, newline="", encoding="utf-8-sig") as file:
-            table = list(csv.reader(file))
-        cells = [cell for line in table for cell in line]
-        assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))], name
-        assert len({len(line) for line in table}) == 1, "a name makes no column of its own"
-    pages = list((output / "feedback").glob("*.html"))
-    assert len(pages) >= len(results)
-    for page in pages:
-        assert NAMES["HTML as a name"] not in page.read_text(encoding="utf-8")
-
-
 @pytest.mark.skipif(not ALL, reason="only `make test-attacks` runs all attacks")
 def test_the_report_is_written(rows) -> None:
-    assert len(rows) > 150
+    assert len(rows) > 100
     REPORT.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")
 
 
@@ -193,13 +151,6 @@ def row(attack: Attack, result: Result) -> str:
     return line(
         attack.name, attack.tries, f"{attack.deserved:g}", score, attack.held_by, said(result)
     )
-
-
-def entry_row(entry: Entry, results: dict[str, Result]) -> str:
-    result = results.get(entry.student)
-    got = f"{result.earned:g}" if result else "nobody's"
-    words = said(result) if result else ""
-    return line(entry.name, entry.tries, f"{entry.deserved:g}", got, entry.held_by, words)
 
 
 def line(*words: str) -> str:

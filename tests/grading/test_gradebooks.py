@@ -62,15 +62,6 @@ def test_the_gradebook():
     assert "no notebook" in cleo[6]
 
 
-def test_a_blocked_student_has_no_points_in_any_form():
-    marks = [
-        result("anna (Canvas 7)", question("first", "rb"), account=Account("Canvas", "7"))
-    ]
-    assert read(canvas(marks, "05"))[-1] == ["anna", "7", "", "", ""]
-    assert read(moodle(marks))[-1][4] == ""
-    assert read(gradebook(marks))[-1][1:4] == ["", "", "4"]
-
-
 def test_canvas():
     marks = [
         result(
@@ -135,12 +126,6 @@ def test_a_name_reads_back():
         if name:
             assert plain(row[0]) == name
             assert plain(cell(name)) == name
-
-
-def test_no_student():
-    assert read(gradebook([]))[0][0] == "student"
-    assert len(read(canvas([], "x"))) == 2
-    assert len(read(moodle([]))) == 1
 
 
 @pytest.mark.parametrize(

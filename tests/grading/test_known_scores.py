@@ -1,31 +1,20 @@
 """Submissions with known scores: blank, reference, wrong answers and other right ones."""
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from known import Known, surprises, untested
+from known import read, surprises, untested
 
 from multigpu.exercise.budget import SECONDS
 from multigpu.grading import author, solution
 from multigpu.grading.pool import Pool
 
-FOLDER = Path(__file__).parent / "known"
 LESSONS = author.lessons()
 # `make test` grades one question's answers, `make test-grading` all.
 ALL = "ALL_LESSONS" in os.environ
 GRADED = LESSONS if ALL else ["14-memory"]
-
-
-def known(slug: str) -> list[Known]:
-    """The known answers of a lesson: KNOWN of tests/grading/known/lessonNN.py."""
-    path = FOLDER / f"lesson{slug[:2]}.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.KNOWN
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +26,18 @@ def pool() -> Iterator[Pool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", GRADED)
 def test_each_answer_has_the_score_it_deserves(slug: str, tmp_path: Path, pool: Pool) -> None:
-    answers = [each for each in known(slug) if ALL or each.question == "checkpoint"]
+    answers = [each for each in read(slug) if ALL or each.question == "checkpoint"]
     assert surprises(solution.find(slug), answers, tmp_path, pool) == []
 
 
 @pytest.mark.parametrize("slug", LESSONS)
 def test_without_a_check_a_wrong_answer_passes(slug: str) -> None:
-    assert untested(solution.find(slug), known(slug)) == []
+    assert untested(solution.find(slug), read(slug)) == []
 
 
 @pytest.mark.parametrize("slug", LESSONS)
 def test_other_right_answers_are_among_the_known_ones(slug: str) -> None:
-    right = {each.question for each in known(slug) if not each.wrong}
+    right = {each.question for each in read(slug) if not each.wrong}
     written = [
         q.name for q in solution.find(slug).questions if not q.name.startswith("guess_")
     ]

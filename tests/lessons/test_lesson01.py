@@ -1,21 +1,14 @@
 """Lesson 01: one process, whatever loads its data, learns what the plain loop learns."""
 
 import json
-import os
 import shutil
 import sys
-import time
 
-import nbformat
 import pytest
 import torch
 from commands import ROOT, planted, run_script
 from virtual_runs import virtual
 
-import multigpu
-import multigpu.lesson
-from multigpu.models import CNN
-from multigpu.notebooks import cells, source
 from multigpu.virtual import face
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -113,92 +106,7 @@ def test_a_copy_trains_alone_and_on_a_gpu_as_on_the_cpu(tmp_path, few_digits):
     assert gap < 1e-5
 
 
-def test_the_library_loads_its_weights(tmp_path, few_digits):
-    CNN().load_state_dict(trained(SCRIPT, few_digits(35), tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--workers", -1), "--workers from 0 up"),
-        (("--data", "no.npz"), "No such file or directory: 'no.npz'"),
-        (("--out", SCRIPT / "folder"), "Not a directory"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert done.stdout.count("error: ") == 1
-    assert words in done.stdout
-    assert "Traceback" not in done.stdout
-
-
 # ---- the notebook's experiments -------------------------------------------------------------
-
-
-def names_of(*beginnings: str) -> dict:
-    """What the notebook's cells with these lines define; guesses and claims print only."""
-    cells = source.read(PAGE / "PT_CNN_SingleGPU.md", ROOT).cells
-    texts = [cell.source for cell in cells if cell.cell_type == "code"]
-    names: dict = {"lesson": multigpu.lesson, "multigpu": multigpu, "guess_clock": 1}
-    for beginning in ("import itertools", *beginnings):
-        (text,) = (text for text in texts if beginning in text)
-        exec(text, names)
-    return names
-
-
-def test_the_clock_shows_the_work_where_it_waits(experiments):
-    """The same numbers in each run, because they are simulated."""
-    names = names_of("class CNN", "class Step", "waits = {")
-    without, at_the_end, after_each = names["shown"].values()
-    assert at_the_end["update"] > 0.9 * sum(at_the_end.values()), "nearly all is the update's"
-    assert after_each["backward"] > after_each["forward"] > 10 * after_each["update"]
-    assert sum(without.values()) < sum(at_the_end.values()) / 4
-    assert names["of_events"] == pytest.approx(1e3 * sum(at_the_end.values()), rel=0.01)
-
-
-def test_each_part_is_timed_by_itself(experiments):
-    read_clock = names_of("class CNN", "class Step")["read_clock"]
-    done = []
-
-    class Parts:
-        def __getattr__(self, name):
-            return lambda: done.append(name)
-
-    # A clock that shows how many parts are done, squared: 0, 1, 4, 9, 16.
-    spent = read_clock(Parts(), lambda: len(done) ** 2)
-    assert spent == {"data": 1, "forward": 3, "backward": 5, "update": 7}
-
-
-def test_the_shortest_of_each_part_counts(experiments):
-    epochs = iter([{"data": 3, "forward": 1}, {"data": 2, "forward": 5}])
-    found = experiments.shortest_of_rounds(lambda size: next(epochs), sizes=(16,), rounds=2)
-    assert found == {16: {"data": 2, "forward": 1}}
-    assert experiments.per_image({16: {"data": 16e-6}}) == {"batch 16": {"data": 1}}
-    assert experiments.milliseconds({"a": {"data": 0, "forward": 2}}) == {
-        "a": {"forward": 2000}
-    }
-
-
-def test_the_profile_names_operations_and_writes_a_trace(tmp_path, experiments, capsys):
-    model = lesson.CNN()
-    with torch.profiler.profile() as recorded:
-        model(torch.zeros(8, 1, 8, 8)).sum().backward()
-    experiments.longest_operations(recorded, 1, tmp_path / "new" / "trace.json")
-    assert "aten::convolution_backward" in capsys.readouterr().out
-    events = json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
-    assert any(event.get("name") == "aten::tanh" for event in events)
-
-
-def test_on_paper(experiments):
-    steps = [experiments.seconds_on_paper(w, 0.128, 0.060) for w in (0, 1, 2, 4)]
-    assert steps == pytest.approx([0.188, 0.128, 0.064, 0.060])
-    assert experiments.seconds_on_paper(0, 0.128, 0.030) == pytest.approx(0.158)
-    computing = [
-        experiments.seconds_on_paper(w, 0.128, 0.060, computing=True, cores=1)
-        for w in (0, 1, 4)
-    ]
-    assert computing == pytest.approx([0.188, 0.128, 0.128])
 
 
 @pytest.mark.parametrize("computing", [False, True])
@@ -212,32 +120,6 @@ def test_the_measured_step_waits_for_the_reading(experiments, computing):
     assert one_worker >= 0.4 * read
 
 
-def test_images_that_compute_use_the_core(experiments):
-    images = experiments.SlowImages(3, 0.02, computing=True)
-    before = time.thread_time()
-    assert images[2] == 2
-    assert time.thread_time() - before >= 0.02
-    assert len(images) == 3
-
-
-def test_each_worker_reads_in_its_own_process(experiments):
-    class Readers(experiments.SlowImages):
-        def __getitem__(self, index: int) -> int:
-            return os.getpid()
-
-    loader = torch.utils.data.DataLoader(Readers(8, 0), 2, num_workers=2)
-    readers = {pid.item() for batch in loader for pid in batch}
-    assert len(readers) == 2 and os.getpid() not in readers
-
-
 @pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (4, 2), (2, 5)])
 def test_each_worker_reads_prefetch_factor_batches_ahead(experiments, workers, ahead):
     assert experiments.batches_read(workers, ahead) == workers * ahead + 1
-
-
-# ---- the stored notebook --------------------------------------------------------------------
-
-
-def test_the_notebook_has_no_line_of_the_profilers_own():
-    notebook = nbformat.read(ROOT / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
-    assert "USDT" not in cells.printed(notebook)

@@ -101,30 +101,3 @@ def test_without_gpus_one_sentence_names_the_command(tmp_path):
     assert done.returncode == 1, done.stdout
     assert done.stdout.count("\n") == 1 and "multigpu virtual --gpus 2" in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def test_what_the_text_says_about_large_and_small_steps(experiments):
-    """The simulated clock gives the same in each run."""
-    for link, transfer in (("PCIe3", 1 / 3), ("NVLink2", 1 / 4)):
-        with multigpu.gpus(2, gpu="V100-16GB", link=link, shapes_only=True) as pair:
-            small, large = (
-                experiments.Training(pair, batch).timeline().breakdown(pair[0])
-                for batch in (64, 65_536)
-            )
-        assert small["launch"] > 1 / 2 and small["compute"] < 1 / 5
-        assert large["transfer"] == pytest.approx(transfer, abs=0.03)
-        assert sum(large.values()) == pytest.approx(1)
-
-
-def test_the_names_of_transfers_say_where_they_go(experiments):
-    with multigpu.gpus(2, shapes_only=True) as pair:
-        step = experiments.Training(pair, 64).timeline()
-    name = experiments.carried(step)
-    assert [name(event) for event in step.events if event.kind == "transfer"] == [
-        "images",
-        "images ↓",
-        "weights ↓",
-        "outputs ↑",
-        "outputs' gradients ↓",
-        "weights' gradients ↑",
-    ]

@@ -1,14 +1,12 @@
 """Lesson 03: layers on two GPUs, and a pipeline of processes, learn what one GPU learns."""
 
-import json
 import sys
 
 import pytest
 import torch
-from commands import ROOT, planted, run_script, torchrun
+from commands import ROOT, planted, torchrun
 
-import multigpu
-from multigpu import models, proof, prove
+from multigpu import proof, prove
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_ModelParallel as lesson
@@ -16,15 +14,9 @@ import PT_CNN_ModelParallel as lesson
 SCRIPT = ROOT / "scripts" / "PT_CNN_ModelParallel.py"
 PIPELINE = ROOT / "scripts" / "PT_CNN_Pipeline.py"
 SINGLE = ROOT / "scripts" / "PT_CNN_SingleGPU.py"
-FOLDER = ROOT / "lessons" / "03-model-parallel"
 TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 # The last of an epoch's 3 batches has 477 images: the pipeline pads it.
 FLAGS = ("--batch-size", "480")
-
-
-def wide() -> models.CNN:
-    """The CNN of the lesson's memory, for images of 28 × 28."""
-    return models.CNN((1, 28, 28), hidden=640)
 
 
 # ---- one process, two devices ----
@@ -87,24 +79,6 @@ def test_where_no_gradient_goes_back_the_proof_fails(in_forks, tmp_path):
     assert found.verdict == "fails", str(found)
 
 
-def two_steps(model, first, last) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    for _ in range(2):
-        images = torch.rand(320, 1, 28, 28, device=first)
-        labels = torch.zeros(320, dtype=torch.long, device=last)
-        lesson.step(model, optimizer, images, labels)
-
-
-def test_too_large_for_one_device_in_the_second_step_and_not_for_two():
-    with multigpu.gpus(1, memory="108MiB", shapes_only=True) as (one,):
-        with pytest.raises(torch.OutOfMemoryError):
-            two_steps(wide().to(one), one, one)
-        phases = [event.phase for event in multigpu.timeline().events]
-        assert "update" in phases and phases[-1] == "backward", "the first step succeeded"
-    with multigpu.gpus(2, memory="108MiB", shapes_only=True) as (first, second):
-        two_steps(lesson.Halves(wide(), first, second), first, second)
-
-
 # ---- one process per stage ----
 
 
@@ -137,108 +111,7 @@ def test_where_the_padding_counts_the_proof_fails(in_forks, tmp_path):
     assert "from step 3 on" in found.line
 
 
-SIMULATED = """
-import json, sys
-sys.path[:0] = sys.argv[1:]
-from experiments import FREE_LINK, equal_stages, phases, shares, simulated
-from PT_CNN_Pipeline import schedule, stage
-
-if __name__ == "__main__":
-    cases = {
-        "gpipe": (stage, "gpipe", "NVLink2"),
-        "1f1b": (stage, "1f1b", "NVLink2"),
-        "gpipe, free": (stage, "gpipe", FREE_LINK),
-        "1f1b, free": (stage, "1f1b", FREE_LINK),
-        "gpipe, equal": (equal_stages, "gpipe", FREE_LINK),
-        "1f1b, equal": (equal_stages, "1f1b", FREE_LINK),
-    }
-    steps, timelines = simulated(cases, schedule)
-    found = {name: {} for name in ("ms", "shares", "phases", "messages")}
-    found["sends while computing"] = {}
-    for case, timeline in timelines.items():
-        found["ms"][case] = 1e3 * (timeline.end - timeline.start)
-        found["shares"][case] = shares(timeline)
-        found["phases"][case] = phases(timeline)
-        events = timeline.events
-        found["messages"][case] = sorted(
-            (event.device, event.name, timeline.notes.get(event))
-            for event in events
-            if event.kind == "transfer"
-        )
-        found["sends while computing"][case] = sorted({
-            send.device
-            for send in events
-            for event in events
-            if send.name == "send" and event.kind == "compute" and event.device == send.device
-            if event.start < send.end and send.start < event.end
-        })
-    print(json.dumps(found))
-"""
-
-
-@pytest.fixture(scope="module")
-def pipelines(tmp_path_factory):
-    program = tmp_path_factory.mktemp("pipelines") / "program.py"
-    program.write_text(SIMULATED)
-    done = run_script(program, FOLDER, ROOT / "scripts")
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_with_equal_stages_and_a_free_link_both_orders_have_the_formulas_bubble(pipelines):
-    ms = pipelines["ms"]
-    assert ms["gpipe, equal"] == pytest.approx(ms["1f1b, equal"], rel=1e-3)
-    for order in ("gpipe", "1f1b"):
-        parts = pipelines["shares"][f"{order}, equal"]
-        assert parts["bubble"] == pytest.approx(1 / 9, abs=0.02)
-        assert parts["transfer"] < 0.001 and parts["launch"] < 0.003
-
-
-@pytest.mark.slow
-def test_with_unequal_stages_gpipe_waits_longer(pipelines):
-    """A free link, and a first stage that is slower, forward and backward.
-
-    In GPipe rank 0 waits for rank 1's forward and backward of one micro-batch. In 1F1B it
-    waits twice for that, but computes a forward meanwhile, and later a backward.
-    """
-    first, last = pipelines["phases"]["gpipe, free"]
-    both = [(rank["forward"] + rank["backward"]) / 8 for rank in (first, last)]
-    ms = pipelines["ms"]
-    saved = both[1] - (2 * both[1] - both[0])
-    assert ms["gpipe, free"] - ms["1f1b, free"] == pytest.approx(saved, rel=0.2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-def test_the_messages_say_what_they_carry_and_rank_0_computes_while_it_sends(pipelines, order):
-    """Also in 1F1B, where two messages go in opposite directions at the same time."""
-    expected = [(0, "recv", "gradients"), (0, "send", "activations")]
-    expected += [(1, "recv", "activations"), (1, "send", "gradients")]
-    expected = [list(message) for message in expected for _ in range(8)]
-    assert pipelines["messages"][order] == expected
-    assert 0 in pipelines["sends while computing"][order]
-
-
 # ---- mistakes ----
-
-
-@pytest.mark.parametrize(
-    ("script", "flags", "words"),
-    [
-        (SCRIPT, ("--micro-batches", 0), "--micro-batches from 1 to --batch-size"),
-        (SCRIPT, ("--data", "no.npz"), "No such file"),
-        (SCRIPT, ("--out", SCRIPT / "folder"), "Not a directory"),
-        (SCRIPT, (), "Try: multigpu virtual --gpus 2"),
-        (PIPELINE, (), "Try: torchrun --nproc-per-node 2"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, script, flags, words):
-    done = run_script(script, *flags, cwd=tmp_path)
-    assert done.returncode in (1, 2), done.stdout
-    assert done.stdout.count(words) == 1
-    assert "Traceback" not in done.stdout
-    assert not list(tmp_path.rglob("model.pt"))
 
 
 def test_ranks_that_cannot_share_the_micro_batches_say_so_and_end(tmp_path):

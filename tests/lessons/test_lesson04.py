@@ -33,23 +33,6 @@ def test_without_an_all_reduce_the_proof_fails(in_forks, few_digits, tmp_path):
     assert "step with their own gradients" in found.line
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--nprocs", 3), "must be a multiple of --nprocs"),
-        (("--data", "no.npz"), "No such file"),
-        (("--out", SCRIPT / "folder"), "Not a directory"),
-    ],
-)
-def test_a_mistake_is_one_sentence_before_any_rank_starts(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert done.stdout.count("error: ") == 1
-    assert words in done.stdout
-    assert "Traceback" not in done.stdout
-    assert not list(tmp_path.rglob("*.pt"))
-
-
 # ---- the smallest program, and what mp.spawn does not do ----
 
 
@@ -57,15 +40,6 @@ def test_two_processes_add_up_their_numbers():
     done = run_script(PAGE / "add_up.py")
     assert done.returncode == 0, done.stdout
     assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 21\n"
-
-
-def test_the_program_prints_what_the_ranks_computed(tmp_path):
-    text = (PAGE / "add_up.py").read_text()
-    assert "multigpu" not in text, "it uses nothing of the course"
-    path = tmp_path / "maximum.py"
-    path.write_text(text.replace("reduce(number)", "reduce(number, dist.ReduceOp.MAX)"))
-    done = run_script(path)
-    assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 11\n"
 
 
 def test_a_group_without_a_store_needs_variables_that_mp_spawn_does_not_set(tmp_path):

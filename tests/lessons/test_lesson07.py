@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import logging
 import re
 
 import numpy as np
@@ -20,7 +19,6 @@ from multigpu.tf_common import tf
 # four.
 DEVICES = tf_common.devices(4)[:2]
 STEMS = ("TF_CNN_MultiGPU", "TF_CNN_CustomLoop")
-PAGE = ROOT / "lessons" / "07-mirrored-strategy"
 FLAGS = ("--epochs", 2, "--batch-size", 12, "--prove")
 
 # Each replica updates with its own gradients alone.
@@ -89,41 +87,6 @@ def test_the_images_are_not_copied_into_a_graph(stem, monkeypatch):
     assert graph.ByteSize() < 100_000 < dataset.tensors[0].nbytes
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (
-            ("--batch-size", 7, "--devices", 2),
-            "--batch-size 7 cannot be split evenly over 2 replicas: give 8",
-        ),
-        (
-            ("--batch-size", 34, "--devices", 2),
-            "the last batch of an epoch has 1 image, too few for 2 replicas",
-        ),
-        (
-            ("--batch-size", 36, "--devices", 2),
-            "the first batch has all 35 images, which 2 replicas cannot share evenly",
-        ),
-        (("--lr", 1e38, "--batch-size", 6), "lower --lr"),
-        (("--data", "nowhere.npz"), "there is no data file nowhere.npz"),
-        (("--epochs", 0), "--epochs and --batch-size are from 1 up"),
-    ],
-)
-def test_bad_input_gets_a_sentence(flags, sentence, tmp_path, npz):
-    source = () if "--data" in flags else ("--data", npz())
-    done = lesson("TF_CNN_MultiGPU", *source, *flags, "--out", tmp_path / "o")
-    assert (
-        done.returncode == 2 and sentence in done.stdout and "Traceback" not in done.stdout
-    ), done.stdout
-
-
-def test_a_loss_that_is_no_number_stops_the_loop_by_hand(tmp_path, npz):
-    flags = ("--data", npz(), "--lr", 1e38, "--batch-size", 6, "--out", tmp_path / "o")
-    done = lesson("TF_CNN_CustomLoop", *flags)
-    assert done.returncode == 2 and "lower --lr" in done.stdout, done.stdout
-    assert not list((tmp_path / "o").iterdir())
-
-
 def test_hits_do_not_count_padding(monkeypatch):
     """Seven images, all hit, on two replicas: eight would be counted if padding were."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
@@ -152,13 +115,6 @@ def test_tensorboard_shows_losses_that_can_be_compared(tmp_path, npz):
         assert 0.5 < float(tf.make_ndarray(event.tensor_proto)) < 3  # a sum: 12
 
 
-def test_a_launcher_that_starts_several_is_refused(tmp_path):
-    several = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    done = lesson(STEMS[0], "--out", tmp_path / "o", **several)
-    assert done.returncode == 2, done.stdout
-    assert f"{STEMS[0]} is one process, and torchrun started 2" in done.stdout
-
-
 def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
     """Mirrored, on the digits, beside lesson 01's script: two frameworks, one result."""
     one = run_script(ROOT / "scripts" / "PT_CNN_SingleGPU.py", "--out", tmp_path / "torch")
@@ -169,85 +125,6 @@ def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
     weights = tf.keras.models.load_model(tmp_path / "tf" / "model.keras").get_weights()
     pairs = zip(weights, tf_common.keras_weights(in_torch), strict=True)
     assert max(np.abs(a - b).max() for a, b in pairs) < 1e-5
-
-
-# ---- the notebooks' experiments -------------------------------------------------------------
-
-
-# In a process of its own, because the all-reduces of several strategies in one process, which
-# other tests make, must have the same shapes: the last test of this file.
-BATCH_NORM = f"""
-import json, sys
-sys.path.insert(0, {str(PAGE)!r})
-from experiments import batch_norm_step
-from multigpu import data, tf_common
-from multigpu.tf_common import tf
-
-devices = tf_common.devices(2)
-strategy, one_device = tf.distribute.MirroredStrategy(devices), tf.distribute.get_strategy()
-train, _ = data.load(data.fetch(None))
-images, labels = tf_common.arrays(train)
-
-def largest(one, other):
-    return float(abs(one - other).max())
-
-found = dict()
-for rows in (64, 29):
-    batch = images[:rows], labels[:rows]
-    serial, (mean,) = batch_norm_step(one_device, *batch)
-    for synchronized in (False, True):
-        gradient, copies = batch_norm_step(strategy, *batch, synchronized=synchronized)
-        distances = [largest(gradient, serial), *(largest(copy, mean) for copy in copies)]
-        found[f"{{rows}} images, {{synchronized}}"] = [*distances, largest(*copies)]
-
-with strategy.scope():
-    norm = tf.keras.layers.BatchNormalization()
-    model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), norm])
-    model.compile("sgd", "mse")
-model.fit(images[:64], images[:64], batch_size=64, shuffle=False, verbose=0)
-model.save(sys.argv[1])
-saved = tf.keras.models.load_model(sys.argv[1]).layers[-1].moving_mean.numpy()
-copies = strategy.experimental_local_results(norm.moving_mean.value)
-found["saved"] = [largest(saved, copy.numpy()) for copy in copies]
-print(json.dumps(found))
-"""
-
-
-@pytest.fixture(scope="module")
-def batch_norm(tmp_path_factory) -> dict[str, list[float]]:
-    """Distances that BATCH_NORM prints."""
-    folder = tmp_path_factory.mktemp("batch_norm")
-    (folder / "batch_norm.py").write_text(BATCH_NORM)
-    done = run_script(folder / "batch_norm.py", folder / "model.keras")
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("images", [64, 29])
-def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(batch_norm, images):
-    gradient, *_, copies = batch_norm[f"{images} images, False"]
-    assert gradient > 1e-3
-    assert copies > 1e-3
-    gradient, first, second, copies = batch_norm[f"{images} images, True"]
-    assert gradient < 1e-5
-    assert max(first, second, copies) < 1e-6
-
-
-def test_a_saved_model_has_the_moving_mean_of_replica_0(batch_norm):
-    first, second = batch_norm["saved"]
-    assert first == 0
-    assert second > 1e-5
-
-
-@pytest.mark.parametrize(("sums", "named"), [((-6.0, -6.0), "b"), ((-6.0, -7.5), "no rule")])
-def test_the_title_names_the_rules_that_are_right(experiments, sums, named):
-    found = {
-        rows: {"a": [-3.0, -9.0], "b": [-1.5, total + 1.5]}
-        for rows, total in zip((4, 3), sums, strict=True)
-    }
-    (axes,) = experiments.gradient_bars(found, right=-6).axes
-    assert axes.get_title() == f"Right for both batches: {named}"
-    assert len(axes.patches) == 8
 
 
 # ---- when it goes wrong ---------------------------------------------------------------------
@@ -289,27 +166,6 @@ def test_an_optimizer_that_is_not_built_outside_is_an_error(monkeypatch):
     batches = module.read_data(*tf_common.tensors(train), 0, 64, 0).take(1)
     with pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy"):
         module.train_epoch(strategy, step, batches)
-
-
-def test_devices_cannot_be_made_after_the_first_operation():
-    tf.constant(1) + 1
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    one = tf.config.LogicalDeviceConfiguration()
-    with pytest.raises(RuntimeError, match="Virtual devices cannot be modified after being"):
-        tf.config.set_logical_device_configuration(cpu, [one] * 7)
-
-
-def test_a_tf_function_that_is_made_anew_is_traced_again():
-    messages = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    tf.get_logger().addHandler(handler)
-    try:
-        for number in range(6):
-            tf.function(lambda x: x + 1)(tf.constant(number))
-    finally:
-        tf.get_logger().removeHandler(handler)
-    assert any("triggered tf.function retracing" in message for message in messages)
 
 
 def one_weight() -> tf.keras.Model:

@@ -3,10 +3,7 @@
 import json
 import re
 import signal
-import socket
 import subprocess
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +58,6 @@ def configs(ports: list[int]) -> list[str]:
 # A cluster's web proxy, which does not answer: gRPC must not ask it for the way to the other
 # workers.
 PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
-DIRECT = {"no_grpc_proxy": "127.0.0.1"}  # the script sets this variable, worker.py does not
 
 
 def by_hand(
@@ -156,81 +152,9 @@ def test_the_pages_command_gives_the_weights_of_one_machine(tmp_path, one_machin
     assert not (tmp_path / "1.npz").exists()
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_three_workers_give_the_weights_of_one_machine(tmp_path, one_machine):
-    path = tmp_path / "weights.npz"
-    workers = by_hand(3, PAGE / "worker.py", path, cwd=tmp_path, **DIRECT)
-    for code, printed in ended(workers):
-        assert code == 0, printed
-    assert difference(path, one_machine) < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("tf.reduce_sum(losses) / 120", "tf.reduce_mean(losses)"),  # over its own rows
-        # The page's first thing to try: step runs without the strategy, nothing is added up.
-        ("strategy.run(step, args=batch)", "step(*[value.values[0] for value in batch])"),
-        ("seed=0", "seed=int(is_chief)"),  # they divide different orders
-    ],
-)
-def test_with_a_fault_the_weights_are_others(tmp_path, one_machine, right, wrong):
-    text = (PAGE / "worker.py").read_text()
-    assert text.count(right) == 1
-    script = tmp_path / "fault.py"
-    script.write_text(text.replace(right, wrong))
-    path = tmp_path / "weights.npz"
-    for code, printed in ended(by_hand(2, script, path, cwd=tmp_path, **DIRECT)):
-        assert code == 0, printed
-    assert difference(path, one_machine) > 1e-4
-
-
 @pytest.mark.parametrize("name", ["worker.py", "one_machine.py"])
 def test_plain_tensorflow_uses_nothing_of_the_course(name):
     assert "multigpu" not in (PAGE / name).read_text()
-
-
-def catches(process: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
-    status = Path(f"/proc/{process}/status").read_text()
-    caught = int(re.search(r"^SigCgt:\s+(\w+)", status, re.M)[1], 16)
-    return bool(caught >> (number - 1) & 1)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_plain_worker_waits_for_the_other_without_a_message(tmp_path):
-    """Really started. Neither SIGTERM nor Ctrl-C ends it: the script's deadline does."""
-    ports = free_ports(2)
-    printed = tmp_path / "printed"
-    with printed.open("w") as file:
-        worker = subprocess.Popen(
-            ["python", PAGE / "worker.py", tmp_path / "weights.npz"],
-            env=clean_environment(
-                TF_CONFIG=configs(ports)[0], TF_CPP_MIN_LOG_LEVEL=2, TF_ENABLE_ONEDNN_OPTS=0
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        while worker.poll() is None:  # until it listens, so that the others can connect
-            with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 1):
-                break
-            time.sleep(0.1)
-        # TensorFlow's handler of SIGTERM can come after its socket.
-        while worker.poll() is None and not catches(worker.pid, signal.SIGTERM):
-            time.sleep(0.1)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            worker.send_signal(number)
-            with pytest.raises(subprocess.TimeoutExpired):
-                worker.wait(timeout=3)
-        assert printed.read_text() == ""
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 # ---- the script -----------------------------------------------------------------------------
@@ -362,59 +286,6 @@ def test_only_the_chief_writes_and_two_runs_stay_apart(tmp_path, npz):
         assert not list((tmp_path / f"{seed}/1").iterdir())
 
 
-def test_a_worker_that_never_joins(tmp_path):
-    path = planted(tmp_path, STEM, "lesson.tf_config.JOIN_TIMEOUT = 2")
-    done = run_script(path, "--out", tmp_path / "o", TF_CONFIG=configs(free_ports(2))[0])
-    assert done.returncode == 2 and done.stdout.count("error: ") == 1, done.stdout
-    assert (
-        "rank 1" in done.stdout
-        and "Traceback" not in done.stdout
-        and not (tmp_path / "o").exists()
-    )
-
-
-@pytest.mark.long
-def test_a_worker_that_dies_between_the_rendezvous_and_the_strategy(tmp_path):
-    """TensorFlow would wait an hour for it, deaf to SIGTERM and to Ctrl-C."""
-    fault = """
-config = lesson.tf_config
-config.JOIN_TIMEOUT = 8
-connect = config.connect_workers
-
-def dies(world, gpus):
-    addresses = connect(world, gpus)
-    return addresses if world.rank == 0 else os._exit(9)
-
-config.connect_workers = dies
-"""
-    (code, printed), (death, _) = ended(
-        by_hand(2, planted(tmp_path, STEM, fault), cwd=tmp_path)
-    )
-    assert (code, death) == (-14, 9), printed
-
-
-def test_a_port_of_tf_config_that_is_taken(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        (config,) = configs([held.getsockname()[1]])
-        done = run_script(SCRIPT, "--out", tmp_path / "o", TF_CONFIG=config)
-    assert (
-        done.returncode == 2
-        and "but the port is in use" in done.stdout
-        and "Traceback" not in done.stdout
-    )
-
-
-def test_a_batch_that_the_replicas_cannot_share(tmp_path):
-    """By hand, each worker has a terminal of its own, so each of them says it."""
-    for code, printed in ended(
-        by_hand(2, SCRIPT, "--batch-size", 9, "--out", "o", cwd=tmp_path)
-    ):
-        assert code == 2 and printed.startswith(
-            "error: --batch-size 9 cannot be split evenly over 2"
-        ), printed
-        assert printed.count("\n") == 1
-
-
 def test_workers_that_were_given_different_flags(tmp_path, npz):
     """Else the one would wait for the other for ever."""
     flags = ("--data", npz(), "--out", "o")
@@ -422,25 +293,6 @@ def test_workers_that_were_given_different_flags(tmp_path, npz):
     for code, printed in ended(workers):
         assert (code, printed.count("\n")) == (2, 1), printed
         assert "the command line of rank 1 differs from rank 0's" in printed, printed
-
-
-def test_a_loss_that_is_no_number(tmp_path):
-    done = run_script(SCRIPT, "--lr", "3e38", "--out", tmp_path)
-    assert (
-        done.returncode == 2
-        and done.stdout.count("error: ") == 1
-        and "lower --lr" in done.stdout
-    ), done.stdout
-    assert "Traceback" not in done.stdout and not list(tmp_path.iterdir())
-
-
-def test_a_tf_config_that_is_wrong(tmp_path):
-    config = '{"cluster": {"worker": ["a:1"]}}'
-    done = run_script(SCRIPT, "--out", tmp_path / "out", TF_CONFIG=config)
-    assert done.returncode == 2 and done.stdout.startswith(
-        "error: TF_CONFIG does not say which worker this is"
-    ), done.stdout
-    assert done.stdout.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 
 import pytest
 import torch
 from commands import ROOT, planted, run_script, torchrun
 
-from multigpu import launch, proof, prove
-from multigpu.errors import UserError
+from multigpu import prove
 
 SCRIPT = ROOT / "scripts" / "PTL_multiGPU.py"
 PAGE = ROOT / "lessons" / "09-lightning"
@@ -94,136 +92,6 @@ def test_the_samplers_order_is_why_the_data_module_makes_one(tmp_path, few_digit
     done = run_script(path, *flags, "--out", tmp_path / "one")
     assert done.returncode == 0, done.stdout
     assert largest(weights(tmp_path / "own"), weights(tmp_path / "one")) > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("start", "flags", "words"),
-    [
-        ("torchrun", ("--devices", 3), ("3 devices", "torchrun", "2 ranks")),
-        ("python", ("--batch-size", 7), ("--batch-size must be a multiple of 2",)),
-        ("python", ("--batch-size", 0), ("--batch-size are from 1 up",)),
-        ("python", ("--data", "no.npz"), ("no.npz",)),
-        ("python", ("--lr", "3e38"), ("lower --lr",)),
-        ("python", ("--resume", "no.ckpt"), ("no.ckpt",)),
-        ("python", ("--out", SCRIPT / "folder"), ("Not a directory",)),
-    ],
-)
-def test_a_mistake_is_a_sentence(tmp_path, start, flags, words):
-    out = ("--out", tmp_path / "o")
-    if start == "torchrun":
-        done = torchrun(2, SCRIPT, *out, *flags)
-    else:
-        done = run_script(SCRIPT, "--devices", 2, *out, *flags)
-        assert "Traceback" not in done.stdout, done.stdout
-    assert done.returncode != 0
-    assert all(word in done.stdout for word in words), done.stdout
-    assert not (tmp_path / "o" / "metrics.json").exists()
-
-
-def test_what_moved_is_counted_in_the_scripts(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    import what_moved
-
-    before, after = map(what_moved.statements, ("PT_CNN_MultiGPU", "PTL_multiGPU"))
-    assert "class LitCNN(L.LightningModule):" in after
-    assert not any(line.startswith(("import", "#")) for line in after)
-    for texts, _ in what_moved.SUBJECTS.values():
-        assert what_moved.count(before, texts), "each row finds something in lesson 05"
-    assert what_moved.about_any(["ddp.to(device)", "x = 1"]) == 1, "counted once"
-
-
-@pytest.mark.slow
-def test_the_picture_is_drawn_from_a_run(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "picture", raising=False)
-    import picture
-
-    monkeypatch.delitem(sys.modules, "picture")
-    first, second = launch.call(picture.recorded, 2)
-    assert first == second
-    assert second[:2] == ["setup", "configure_optimizers"]
-    assert second[2:4] == ["on_fit_start", "sanity check"]
-    step = ["training_step", "on_before_backward", "on_before_optimizer_step"]
-    place = second.index("training_step")
-    assert second[place : place + 3] == step
-    assert second[-3:] == ["validation_step", "on_validation_end", "on_train_epoch_end"]
-    assert picture.draw([first, second], tmp_path / "picture.png").exists()
-
-
-def test_hooks_are_recorded_in_their_order(experiments):
-    order = experiments.order_of_hooks(
-        experiments.tiny(experiments.multigpu.trainer), experiments.numbered_rows(4)
-    )
-    assert order.index("training_step") < order.index("on_before_zero_grad")
-    assert order.index("on_before_zero_grad") < order.index("on_before_backward")
-
-
-# ---- this Trainer and Lightning, side by side -----------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def libraries():
-    """(this Trainer's findings, Lightning's), by rank."""
-    pytest.importorskip("lightning")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PAGE)
-        import experiments
-
-        yield experiments.compare()
-        del sys.modules["experiments"]
-
-
-def of_ranks(libraries, name: str) -> tuple[list, list]:
-    """What the two ranks found: (with this Trainer, with Lightning)."""
-    this, lightning = libraries
-    return [rank[name] for rank in this], [rank[name] for rank in lightning]
-
-
-@pytest.mark.slow
-def test_the_real_lightning_trains_the_same_classes(libraries):
-    this, lightning = libraries
-    assert this[0]["loss"] == pytest.approx(lightning[0]["loss"], abs=1e-6)
-    for mine, other in zip(this, lightning, strict=True):
-        assert proof.difference(mine["net"], other["net"]) <= 1e-6
-    assert of_ranks(libraries, "steps") == ([2, 2], [2, 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "here", "there"),
-    [
-        ("rows", [7, 7], [8, 8]),
-        ("validated rows", [7, 7], [8, 8]),
-        ("error", [16 / 7] * 2, [26 / 8] * 2),  # the outlier of 10 counts twice
-        ("predicted", [4, 4], [2, 2]),
-        ("epoch value", [0.5, 0.5], [0, 1]),
-        ("epoch value, sync_dist", [0.5, 0.5], [0.5, 0.5]),
-        ("epochs", [9, 9], [3, 3]),
-        ("epochs, sync_dist", [9, 9], [9, 9]),
-        ("first weight", [0, 1], [0, 0]),  # Lightning copies rank 0's weights earlier
-    ],
-)
-def test_where_it_is_not_lightning(libraries, name, here, there):
-    this, lightning = of_ranks(libraries, name)
-    assert this == pytest.approx(here) and lightning == pytest.approx(there)
-
-
-@pytest.mark.slow
-def test_a_training_loader_without_shuffle(libraries):
-    assert of_ranks(libraries, "order") == (["in order"] * 2, ["shuffled"] * 2)
-
-
-@pytest.mark.slow
-def test_a_layer_that_is_unfrozen_later(libraries):
-    this, (first, second) = of_ranks(libraries, "unfrozen")
-    assert this == ["refused", "refused"]
-    assert (first - second).abs().max() > 1e-3, "each rank has trained it alone"
-
-
-def test_without_lightning_one_sentence_says_what_to_install(experiments, monkeypatch):
-    monkeypatch.setattr(experiments.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install 'lightning"):
-        experiments.compare()
 
 
 # ---- the small program ----------------------------------------------------------------------

@@ -6,15 +6,12 @@ import sys
 
 import cloudpickle
 import pytest
-import torch
-import torch.distributed as dist
-from commands import ROOT, run_script, torchrun
+from commands import ROOT
 from nccl_programs import results
 
-from multigpu import launch, prove
+from multigpu import prove
 from multigpu.errors import UserError
 from multigpu.strategies import strategy_by_name
-from multigpu.strategies.costs import predicted_bytes
 
 PAGE = ROOT / "lessons" / "10-strategies"
 
@@ -31,19 +28,9 @@ def load(name: str):
 
 
 experiments = load("experiments")
-picture = load("picture")
 EXACT = experiments.STRATEGIES["PTL_Strategies"]
 ALL = experiments.STRATEGIES.values()
 APART = ("bagua:decentralized", "bagua:low_precision_decentralized", "bagua:async")
-
-
-def from_notebook(stem: str, name: str) -> dict:
-    """The names that the cell of a notebook's source defines which defines `name`."""
-    cells = re.findall(r"```python\n(.*?)```", (PAGE / f"{stem}.md").read_text(), re.DOTALL)
-    (cell,) = [cell for cell in cells if f"def {name}(" in cell]
-    found = {"torch": torch, "dist": dist}
-    exec(cell.partition("\nlesson.")[0], found)
-    return found
 
 
 # ---- proofs ---------------------------------------------------------------------------------
@@ -145,43 +132,7 @@ def test_bytes_are_those_of_the_formulas(rows):
     assert qadam[10] == pytest.approx(in_bytes, rel=0.02)
 
 
-@pytest.mark.slow
-def test_the_pictures_of_bytes_and_of_the_distance(rows):
-    (axes,) = experiments.bytes_picture(rows).axes
-    assert [bar.get_width() for bar in axes.patches] == [
-        row["counted"] / 1000 for row in rows.values()
-    ]
-    axes = experiments.consensus_picture(rows).axes[0]
-    ends = {line.get_label(): line.get_xdata()[-1] for line in axes.get_lines()}
-    # At the end the ranks of async wait, and their weights become equal: it is left out.
-    assert ends == dict.fromkeys(APART, 46) | {"bagua:async": 41, "norm of the weights": 46}
-
-
-def test_shift_one_sends_less_than_an_all_reduce_from_four_ranks_on():
-    def ratio(ranks):
-        one = predicted_bytes("bagua:decentralized:shift_one", 1000, ranks)
-        return one / predicted_bytes("ddp", 1000, ranks)
-
-    assert ratio(2) == 1 and ratio(4) == pytest.approx(2 / 3)
-    with pytest.raises(UserError, match="3 is odd"):
-        ratio(3)
-
-
 # ---- by hand --------------------------------------------------------------------------------
-
-
-def test_the_ring_by_hand_adds_up():
-    ring = from_notebook("PTL_Strategies", "ring")["ring"]
-
-    def both(numbers):
-        dist.init_process_group("gloo")
-        torch.manual_seed(dist.get_rank())
-        vector = torch.randn(numbers)
-        total = ring(vector)
-        dist.all_reduce(vector)
-        return torch.allclose(total, vector, atol=1e-5)
-
-    assert all(launch.call(both, 3, 3840))
 
 
 RINGS = {
@@ -204,63 +155,6 @@ print(json.dumps(ring(full(rank + 1, 6)).tolist()))
     assert results(tmp_path, program, size=3) == [[6.0] * 6] * 3
 
 
-def test_bytes_by_hand_are_half_an_interval_off_at_most():
-    cell = from_notebook("PTL_Compressed", "to_bytes")
-    numbers = torch.linspace(-2, 5, 1001)
-    levels, low, high = cell["to_bytes"](numbers)
-    restored = cell["to_numbers"](levels, low, high)
-    assert levels.dtype == torch.uint8 and levels.min() == 0 and levels.max() == 255
-    assert 0.9 * 7 / 510 < (restored - numbers).abs().max() <= 7 / 510 + 1e-6
-
-
-# ---- statements of the notebooks ------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_which_strategy_wins_on_a_simulated_link(capsys):
-    ddp, bytegrad = picture.print_steps(("ddp", "bagua:bytegrad"), (25, 50))
-    assert bytegrad[0] < ddp[0] and ddp[1] < bytegrad[1]
-
-
-@pytest.mark.slow
-def test_a_longer_warm_up_brings_qadam_nearer_to_adam():
-    adam, short, long = experiments.qadam_in_one_process((10, 50), epochs=5).values()
-    assert short.largest > 3 * long.largest > 0 and adam.largest == 0
-
-
-@pytest.mark.slow
-def test_the_ranks_at_a_slow_link_measure_each_strategy(tmp_path):
-    out = tmp_path / "seconds.json"
-    names = ("ddp", "bagua:bytegrad")
-    done = torchrun(2, PAGE / "experiments.py", out, 2, *names, PYTHONPATH=ROOT)
-    assert done.returncode == 0, done.stdout
-    times = {name: {"predicted": 1.0, "measured": 2.0} for name in names}
-    assert "2000 ms" in experiments.link_picture(times).axes[0].get_title()
-    assert all(f'"{name}"' in out.read_text() for name in names)
-
-
-@pytest.mark.slow
-def test_with_one_peer_each_a_rank_still_waits_for_the_slow_one():
-    """Rank 0 meets rank 3 in every second step; rank 3 has paused 11 times before the last."""
-    name = "bagua:decentralized:shift_one"
-    ddp, one = experiments.one_slow_and_in_turn(("ddp", name), 12, 0.1).values()
-    assert one[0].seconds >= 11 * 0.1
-    for loop, each in ((ddp[0], 6), (one[0], 4)):  # bytes for each weight
-        assert loop.bytes_per_step == pytest.approx(each * 38_282, rel=0.02)
-
-
-@pytest.mark.slow
-def test_in_async_the_fast_rank_does_not_wait_within_the_epoch():
-    runs, in_turn, rounds = experiments.slow_rank(("ddp", "bagua:async"), 24, 12, 0.1)
-    fast, slow = runs["ddp"]
-    assert all(own[-1][2] > other[0][2] for own, other in zip(fast, slow, strict=True))
-    fast, slow = runs["bagua:async"]
-    assert fast[-1][-1][2] < slow[-1][0][1], "it has ended before the slow rank's last step"
-    assert rounds["bagua:async"][-1] >= 3 and set(rounds["ddp"]) == {0}
-    assert experiments.epoch_seconds(in_turn["ddp"]) > 12 * 0.1, "the pauses add up"
-    assert len(experiments.slow_rank_picture(runs).axes) == 2
-
-
 # ---- mistakes -------------------------------------------------------------------------------
 
 
@@ -279,21 +173,6 @@ def test_a_name_that_is_none(name, words):
         strategy_by_name(name)
 
 
-@pytest.mark.parametrize(
-    ("stem", "flags", "words"),
-    [
-        ("PTL_Strategies", ("--strategy", "dpp"), "there is no strategy 'dpp'"),
-        ("PTL_Strategies", ("--strategy", "dp", "--devices", 2), "multigpu virtual --gpus 2"),
-        ("PTL_Compressed", ("--batch-size", 9, "--devices", 2), "a multiple of 2"),
-        ("PTL_Decentralized", ("--data", "nowhere.npz"), "nowhere.npz"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, stem, flags, words):
-    done = run_script(ROOT / "scripts" / f"{stem}.py", *flags, cwd=tmp_path)
-    assert done.returncode != 0 and words in done.stdout, done.stdout
-    assert done.stdout.count("\n") == 1, done.stdout
-
-
 # ---- what today's Lightning has -------------------------------------------------------------
 
 
@@ -303,15 +182,3 @@ def test_lightning_has_ddp_and_ddp_spawn_of_the_twelve_names():
     names = {name.partition(":")[0] for names in ALL for name in names}
     available = strategies.StrategyRegistry.available_strategies()
     assert names & set(available) == {"ddp", "ddp_spawn"}
-
-
-def test_lightning_refuses_ddp_spawn_in_a_notebook(monkeypatch):
-    """The page says so."""
-    lightning = pytest.importorskip("lightning.pytorch")
-    connector = lightning.trainer.connectors.accelerator_connector
-    monkeypatch.setattr(connector, "_IS_INTERACTIVE", True)
-    settings = {"accelerator": "cpu", "devices": 2, "logger": False}
-    with pytest.raises(lightning.utilities.exceptions.MisconfigurationException) as error:
-        lightning.Trainer(strategy="ddp_spawn", **settings)
-    assert "ddp_notebook" in str(error.value)
-    lightning.Trainer(strategy="ddp_notebook", **settings)

@@ -1,13 +1,11 @@
 """Lesson 11: each precision trains as stated; the proof fails for a broken run."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import ROOT, planted, run_script
+from commands import ROOT, planted
 from torch import nn
-from virtual_runs import virtual
 
 import multigpu
 from multigpu import launch, prove
@@ -59,80 +57,7 @@ lesson.LitCNN.training_step_end = mean_of_all_rows
     assert found.verdict != "holds", str(found)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--precision", "8"), ("precision", "'8'", "16", "bf16")),
-        (("--precision", "bf16", "--devices", 1), ("bfloat16", "16-mixed")),
-        (("--devices", 2, "--batch-size", 9), ("--batch-size must be a multiple",)),
-        (("--epochs", 0), ("--epochs",)),
-        (("--data", "no.npz"), ("no.npz",)),
-        (("--lr", "3e38"), ("lower --lr",)),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    out = ("--out", tmp_path / "o")
-    if "bf16" in flags:
-        done = virtual(tmp_path, "--gpus", 1, "--gpu", "V100-16GB", SCRIPT, *flags, *out)
-    else:
-        done = run_script(SCRIPT, *flags, *out)
-    assert done.returncode != 0
-    assert all(word in done.stdout for word in words), done.stdout
-    assert "Traceback" not in done.stdout and "vgpu" not in done.stdout, done.stdout
-
-
-# ---- in 16 bit, by metrics ------------------------------------------------------------------
-
-
-def test_16_bit_learns_the_same_with_the_same_learning_rate_alone(experiments, capsys):
-    exact = experiments.trained("32", max_epochs=1)[1]
-    for precision, lr, same in (("bf16", 0.05, True), ("bf16", 0.04, False)):
-        found = experiments.trained(precision, lr, max_epochs=1)[1]
-        assert experiments.learns_the_same(precision, found, exact) == same
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
-        "holds",
-        "fails",
-    ]
-
-
-@pytest.mark.slow
-def test_a_small_loss_needs_the_scale(experiments, monkeypatch):
-    """A loss × 1e-5, with a learning rate larger by as much: on paper the same training."""
-    exact = experiments.trained("32", max_epochs=1)[1]
-
-    class Small(experiments.LitCNN):
-        scaled = True
-
-        def on_fit_start(self):
-            if not self.scaled:
-                self.trainer.precision_plugin.scaler = None
-
-        def training_step_end(self, losses):
-            return 1e-5 * super().training_step_end(losses)
-
-    monkeypatch.setattr(experiments, "LitCNN", Small)
-    with multigpu.gpus(1, gpu="V100-16GB"):
-        for scaled in (True, False):
-            Small.scaled = scaled
-            found = experiments.trained("16", 0.05e5, accelerator="gpu", max_epochs=1)[1]
-            assert experiments.learns_the_same("16-mixed", found, exact) == scaled
-
-
-@pytest.mark.slow
-def test_16_mixed_trains_with_dp_and_ddp_as_on_one_gpu(experiments):
-    exact = experiments.trained("32", max_steps=3, limit_val_batches=0, callbacks=[])[0]
-    modules = [experiments.three_steps("single_device", 1), experiments.three_steps("dp", 2)]
-    modules += launch.call(experiments.three_steps, 2, "ddp", 2)
-    for module in modules:
-        assert 0 < experiments.proof.difference(module, exact) < 1e-4
-
-
 # ---- which hardware supports what -----------------------------------------------------------
-
-
-def test_16_on_the_cpu_becomes_bf16_with_a_warning():
-    with pytest.warns(UserWarning, match="bf16-mixed is used instead"):
-        assert Precision("16").name == "bf16-mixed"
 
 
 @pytest.mark.parametrize("gpu", multigpu.GPUS)
@@ -157,35 +82,6 @@ def test_dp_computes_in_the_callers_autocast(two, dtype):
 
 
 # ---- the experiments ------------------------------------------------------------------------
-
-
-def test_the_scale_falls_after_each_overflow_and_rises_after_good_steps(experiments):
-    with multigpu.gpus(1, gpu="V100-16GB") as (gpu,):
-        images, labels = torch.rand(8, 1, 8, 8).to(gpu), torch.arange(8).to(gpu)
-        found = experiments.scales(images, labels, first=2.0**26, patience=2, steps=12)
-    assert found[:3] == [2.0**26, 2.0**25, 2.0**24]
-    assert any(later == 2 * earlier for earlier, later in pairwise(found))
-
-
-def test_mixed_precision_needs_more_memory_for_large_weights_and_a_small_batch(experiments):
-    held = {
-        (name, n): sum(experiments.step(name, "A100-40GB", n)[0].values())
-        for name in ("32", "bf16")
-        for n in (64, 4096)
-    }
-    assert held["bf16", 64] > held["32", 64] and held["bf16", 4096] < held["32", 4096]
-
-
-def test_16_bit_slows_an_h100_at_a_small_batch_and_helps_an_a100_most_at_a_large_one(
-    experiments,
-):
-    """The simulated times that the notebook explains."""
-    v100, a100, h100 = (
-        experiments.speedups(gpu, (64, 4096))
-        for gpu in ("V100-16GB", "A100-40GB", "H100-80GB")
-    )
-    assert h100[0] < 0.9 < v100[0] and a100[0] < 1.2
-    assert a100[1] > h100[1] > v100[1] > 3.5
 
 
 def test_a_function_that_says_classes_reaches_its_processes():

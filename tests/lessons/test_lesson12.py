@@ -1,10 +1,6 @@
 """Lesson 12: a run that is killed and started again equals a run without a stop."""
 
-import io
 import json
-import os
-import runpy
-import signal
 import sys
 from pathlib import Path
 
@@ -12,17 +8,15 @@ import faults
 import pytest
 import torch
 import warm
-from commands import ROOT, SILENT_DDP, free_ports, planted, run, run_script
+from commands import ROOT, SILENT_DDP, planted, run, run_script
 from small_data import write_digits
 
-from multigpu import launch, prove
-from multigpu.errors import UserError
+from multigpu import prove
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_Elastic as lesson
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_Elastic.py"
-PAGE = ROOT / "lessons" / "12-elastic"
 LOCAL = ("--standalone", "--local-addr=127.0.0.1")
 
 
@@ -232,117 +226,6 @@ def test_a_kill_at_a_random_moment(tmp_path, seed):
     assert found["killed"] and found["launches"] == 1 + new_launch and found["sizes"] == [2]
 
 
-# ---- the notebook's experiments -------------------------------------------------------------
-
-
-def test_the_elastic_sampler_loses_as_many_images_as_it_repeats(experiments):
-    lost, repeated = experiments.elastic_sampler(1000, 500)
-    assert lost == repeated and 200 < lost < 300
-    assert experiments.elastic_sampler(1000, 0) == (0, 0)
-
-
-def test_two_files_are_not_saved_as_a_whole(experiments):
-    assert experiments.file_by_file() == (20, 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_if_each_rank_keeps_its_batch_the_loss_falls_more_slowly(experiments, seed):
-    found = experiments.after_four_ranks_became_eight(64, 0.05, seed=seed)
-    stays, larger, faster = [losses[-1] for losses in found.values()]
-    assert larger > 1.3 * stays
-    assert faster < stays
-
-
-def test_a_program_that_is_not_killed_is_an_error(experiments):
-    with pytest.raises(RuntimeError, match="not killed"):
-        experiments.run_killed(lambda: None)
-
-
-def test_a_kill_leaves_a_temporary_file_that_the_next_start_removes(experiments):
-    after_kill, after_start = experiments.killed_while_writing()
-    assert len(after_kill) == 2 and after_kill[0].startswith(".step-00000020")
-    assert after_start == after_kill[1:] and after_start[0].startswith("step-00000010")
-
-
-def test_a_cell_that_runs_before_the_one_above_it_is_reported(experiments, tmp_path):
-    with pytest.raises(UserError, match="no finished run"):
-        experiments.finished_run(tmp_path, epochs=4)
-    with pytest.raises(UserError, match=r"checkpoint of step 92.*--kill"):
-        experiments.checkpoint_of_step(tmp_path, 92)
-    (tmp_path / "metrics.json").write_text('{"epochs": [{}, {}, {}, {}]}')
-    assert len(experiments.finished_run(tmp_path, epochs=4)["epochs"]) == 4
-    with pytest.raises(UserError, match="4 epochs, not 10"):
-        experiments.finished_run(tmp_path, epochs=10)
-
-
-def test_worlds_are_named_in_their_order(experiments):
-    assert experiments.worlds([[0.1, 1, 1]] * 3 + [[0.1, 2, 2]] * 2 + [[0.1, 1, 3]]) == [
-        1,
-        2,
-        1,
-    ]
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_is_reported_after_the_timeout(experiments):
-    sentence, other = launch.call(experiments.hang, 2, 1)
-    assert "rank 0 ends, because another rank did not answer" in sentence and other == ""
-
-
-class Interrupted(io.RawIOBase):
-    """A file whose first write is interrupted by SIGUSR1."""
-
-    def __init__(self):
-        self.text = b""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, part: bytes) -> int:
-        first = not self.text
-        self.text += bytes(part)
-        if first:
-            signal.raise_signal(signal.SIGUSR1)
-        return len(part)
-
-
-@pytest.mark.parametrize("looks", [4, 1])
-def test_a_signal_during_a_print_is_reported(experiments, monkeypatch, looks):
-    """Also if the torchrun has died by it when the rank looks for it the first time."""
-    listener = runpy.run_path(str(experiments.LISTENER))
-    parents = iter([1] * looks)
-    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
-    file = Interrupted()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(file)))
-    handlers = {name: signal.getsignal(name) for name in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        listener["main"]()
-    finally:
-        for name, handler in handlers.items():
-            signal.signal(name, handler)
-    assert file.text == b"rank: ready\nrank: SIGUSR1\nrank: its torchrun has died\n"
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_what_torchrun_does_with_signals(experiments, monkeypatch, capsys):
-    """torch 2.13: SIGUSR1 ends it, unless --signals-to-handle names it."""
-    monkeypatch.setattr(sys, "executable", str(warm.python()))
-    found = experiments.signals_to_torchrun()
-    assert found == {"SIGTERM": "SIGTERM", "SIGUSR1": "nothing", "SIGUSR1, named": "SIGUSR1"}
-    said = capsys.readouterr().out
-    assert f"torchrun ends with {-signal.SIGUSR1}\n" in said and "launcher has died" in said
-    assert said.count("torchrun ends with 1\n") == 2
-
-
-@pytest.mark.slow
-def test_a_torchrun_that_does_not_start_is_reported(experiments, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(warm.python()))
-    with pytest.raises(UserError, match="torchrun ended with 2"):
-        experiments.signals(("SIGTERM", ("--no-such-flag",)))
-
-
 # ---- bad input ------------------------------------------------------------------------------
 
 
@@ -388,38 +271,3 @@ def test_other_data_is_refused(finished, few_digits):
     done = run_script(SCRIPT, *of(finished), "--epochs", 3, "--data", few_digits(36))
     assert done.returncode == 2, done.stdout
     assert "--data (its sum)" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--data", "no.npz"), "no file no.npz"),
-        (("--epochs", 0), "--epochs"),
-        (("--kill", "1:30"), "--kill"),
-        (("--out", "/proc/out"), "/proc/out"),
-        (("--lr", 1e38), "lower --lr"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, "--epochs", 1, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stdout.splitlines()[-1] and "Traceback" not in done.stdout
-
-
-@pytest.mark.slow
-def test_min_nodes_that_never_come_end_the_start(tmp_path):
-    """After the time that --rdzv-conf states; torchrun's default is 600 s."""
-    (port,) = free_ports(1)
-    done = run(
-        warm.torchrun(),
-        "--nnodes=2:4",
-        "--local-addr=127.0.0.1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-        "--rdzv-id=lonely",
-        "--rdzv-conf=join_timeout=2",
-        SCRIPT,
-    )
-    assert done.returncode == 1
-    assert "RendezvousTimeoutError" in done.stdout

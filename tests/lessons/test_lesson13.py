@@ -2,18 +2,17 @@
 
 import json
 import statistics
-from dataclasses import replace
 
 import pytest
-from commands import ROOT, SILENT_DDP, planted, run_script, torchrun
+from commands import ROOT, SILENT_DDP, planted, torchrun
 
 import multigpu
 from multigpu import prove
 from multigpu.errors import UserError
 from multigpu.scaling import points, predict
 
-PAGE = ROOT / "lessons" / "13-scaling"
 SCRIPT = ROOT / "scripts" / "PT_CNN_Scaling.py"
+PAGE = ROOT / "lessons" / "13-scaling"
 TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 
 
@@ -72,20 +71,6 @@ def test_a_batch_larger_than_the_data_counts_the_images_that_there_are(tmp_path,
     assert found["images_per_s"] * step == pytest.approx(35)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ((), "Try: torchrun --standalone"),
-        (("--epochs", 0), "--epochs"),
-        (("--data", "no.npz"), "No such file"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode != 0
-    assert words in done.stdout.splitlines()[-1] and "Traceback" not in done.stdout
-
-
 @pytest.mark.parametrize("flags", [("--batch-size", 7), ("--weak", "--batch-size", 0)])
 def test_a_batch_that_the_ranks_cannot_share_is_one_sentence(tmp_path, few_digits, flags):
     done = torchrun(2, SCRIPT, "--data", few_digits(), *flags, "--out", tmp_path / "o")
@@ -115,35 +100,6 @@ def test_points_are_gathered_into_one_picture(tmp_path, capsys):
     assert "strong scaling by ranks: 1: 1.00×, 2: 1.90×, 4: 2.50×" in said
     assert "weak scaling by ranks: 1: 1.00×, 2: 1.90×" in said
     assert (tmp_path / "scaling.png").stat().st_size > 1000
-
-
-def test_the_curve_is_drawn_from_0_with_whole_numbers(tmp_path, monkeypatch):
-    """Two ranks with 0.79× would otherwise look like none, and have ticks like 0.85."""
-    point(tmp_path, 1, 100)
-    point(tmp_path, 2, 79)
-    figures = []
-    monkeypatch.setattr(points.plots, "save", lambda figure, path: figures.append(figure))
-    points.gather(tmp_path)
-    axes = figures[-1].axes[0]
-    assert axes.get_ylim()[0] == 0
-    assert all(tick == int(tick) for tick in axes.get_yticks())
-    assert axes.get_title().startswith("2 ranks")
-
-
-def test_a_point_that_comes_while_the_picture_is_drawn_is_drawn_too(
-    tmp_path, capsys, monkeypatch
-):
-    point(tmp_path, 1, 100)
-    save = points.plots.save
-
-    def slow_save(*arguments):
-        if not (tmp_path / "strong-2").exists():
-            point(tmp_path, 2, 150)
-        return save(*arguments)
-
-    monkeypatch.setattr(points.plots, "save", slow_save)
-    points.gather(tmp_path)
-    assert "2: 1.50×" in capsys.readouterr().out.splitlines()[-2]
 
 
 def test_without_one_rank_there_is_no_speed_up(tmp_path, capsys):
@@ -183,43 +139,6 @@ def test_the_stored_table_is_what_the_rows_give(experiments):
     assert simulated[1] == pytest.approx(row["uncalibrated"])
 
 
-def test_the_stored_errors_are_those_of_the_stored_rows():
-    """The constants are the best guesses of someone who computes nothing."""
-    stored = json.loads((ROOT / "benchmarks" / "scaling.json").read_text())
-    published = [row["published"] for row in stored["rows"]]
-    without = [abs(row["uncalibrated"] - row["published"]) for row in stored["rows"]]
-    assert stored["uncalibrated_error"] == pytest.approx(statistics.mean(without))
-    middle = statistics.median(published)
-    apart = [abs(middle - efficiency) for efficiency in published]
-    assert stored["constant"] == middle
-    assert stored["constant_error"] == pytest.approx(statistics.mean(apart))
-    missed = []
-    for number, efficiency in enumerate(published):
-        others = published[:number] + published[number + 1 :]
-        missed.append(abs(statistics.median(others) - efficiency))
-    assert stored["others_error"] == pytest.approx(statistics.mean(missed))
-
-
-def test_sorted_by_efficiency_only_the_lowest_is_in_its_place():
-    """The notebook says so."""
-    rows = json.loads((ROOT / "benchmarks" / "scaling.json").read_text())["rows"]
-    found, expected = (
-        [row["name"] for row in sorted(rows, key=lambda row: row[key])]
-        for key in ("predicted", "published")
-    )
-    same = [a == b for a, b in zip(found, expected, strict=True)]
-    assert same == [True, False, False, False, False]
-
-
-def test_no_prediction_uses_the_efficiency_that_it_is_compared_with(experiments):
-    row = experiments.PUBLISHED[1]
-    changed = replace(row, efficiency=0.1)
-    ((_, predicted, cause),) = experiments.published_rows([row]).values()
-    ((published, *unchanged),) = experiments.published_rows([changed]).values()
-    assert published == 0.1
-    assert unchanged == [predicted, cause]
-
-
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -248,18 +167,3 @@ def test_what_is_accumulated_fits(experiments):
         case.model, case.gpu, case.link, gpus=(1,), per_gpu=fits, precision=case.precision
     ).rows
     assert row.memory <= multigpu.GPUS[case.gpu].memory
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_does_not_fit_is_given_in_the_case_s_precision_and_in_fp32(
-    experiments, precision
-):
-    """So nobody takes 16 bit for a remedy where the figure is that of 16 bit."""
-    case = experiments.Case("gpt:8x1024x16", 1024, gpus=8, precision=precision)
-    _, reason = experiments.guide(case)
-    for name in {"fp32", precision}:
-        (row,) = predict(
-            case.model, case.gpu, case.link, gpus=(1,), per_gpu=128, precision=name
-        ).rows
-        assert f"{row.memory / 2**30:,.0f} GiB in {name}" in reason
-    assert ("bf16" in reason) == (precision == "bf16")

@@ -10,7 +10,6 @@ import proofs
 import pytest
 import torch
 from commands import ROOT, run_script, torchrun
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from virtual_runs import virtual
 
 from multigpu import launch, prove
@@ -105,31 +104,6 @@ def test_with_whole_gradients_it_keeps_more(experiments):
     assert experiments.step(zero2, 4, layers=2).bytes == pytest.approx(11, abs=0.1)
 
 
-def test_zero_3_sends_half_as_many_bytes_again(experiments, zero):
-    fsdp = experiments.script.fsdp
-    kept = partial(fsdp, reshard_after_forward=False)
-    half = partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-    shares = [None, zero.Zero1, zero.Zero2, zero.Zero3, fsdp, kept, half]
-    sent = experiments.count_sent({str(share): share for share in shares}, [2])
-    rounds = [round(2 * found, 1) for (found,) in sent.values()]
-    assert rounds == [2.0, 2.0, 2.0, 3.0, 3.0, 2.0, 2.0]
-
-
-def test_prefetch_hides_and_groups_shorten_what_a_slow_link_makes_long(experiments, zero):
-    fsdp = experiments.script.fsdp
-    settings = {"layers": 3, "batch": 8, "link": "PCIe4"}
-    by_hand = experiments.step(zero.Zero3, 8, half=True, **settings)
-    prefetched = experiments.step(fsdp, 8, half=True, **settings)
-    assert prefetched.seconds < 0.9 * by_hand.seconds
-    assert prefetched.timeline.overlap(0) > 0.2 > by_hand.timeline.overlap(0)
-    nodes = {"layers": 3, "per_node": 8, "between": "Ethernet25"}
-    ddp, shared, groups = (
-        experiments.step(share, 16, shape=shape, **nodes).seconds
-        for share, shape in ((None, ()), (fsdp, ()), (fsdp, (2, 8)))
-    )
-    assert groups < ddp < shared
-
-
 def test_one_of_many_ranks_leaves_the_process_as_it_was(experiments):
     before = dict(os.environ)
     with pytest.raises(ZeroDivisionError), experiments.one_rank(8, "NVLink3", None, None):
@@ -187,26 +161,3 @@ def test_the_script_shares_in_groups_on_virtual_gpus(tmp_path, few_digits):
     done = virtual(tmp_path, "--gpus", 4, *launcher, SCRIPT, *flags, *half)
     assert done.returncode == 0, done.stdout
     assert "epoch 1: loss" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--layers", 0), "from 1 up"),
-        (("--hidden", 50), "--hidden is a multiple of --heads"),
-        (("--group", 2), "--group divides the ranks, which are 1"),
-        (("--batch-size", 2000), "1437 rows, fewer than --batch-size"),
-        (("--data", "nowhere.npz"), "nowhere.npz"),
-        (("--out", SCRIPT / "folder"), "folder"),
-    ],
-)
-def test_a_mistake_is_one_sentence_before_the_ranks_connect(tmp_path, flags, words):
-    done = run_script(SCRIPT, *flags, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stdout.splitlines()[-1]
-
-
-def test_zero_by_hand_has_no_groups(tmp_path):
-    done = run_script(ZERO, "--group", 2, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "run scripts/PT_GPT_FSDP.py" in done.stdout.splitlines()[-1]

@@ -157,38 +157,3 @@ def test_the_script_runs_on_virtual_gpus(tmp_path, npz):
     launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     done = virtual(tmp_path, "--gpus", 2, *launcher, SCRIPT, *flags)
     assert done.returncode == 0 and "Warning" not in done.stdout, done.stdout
-
-
-def test_bad_input_is_one_sentence(tmp_path):
-    for flags, words in (
-        (("--heads", 5), "--hidden is a multiple of --heads"),
-        (("--data", tmp_path / "none.npz"), "No such file"),
-    ):
-        done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
-        assert done.returncode == 2 and words in done.stdout, done.stdout
-    done = run_script(SCRIPT, "--out", tmp_path / "o", WORLD_SIZE=3, RANK=0)
-    assert done.returncode == 2 and "3 ranks cannot share 4 heads" in done.stdout
-    assert not list(tmp_path.iterdir())
-
-
-# ---- simulated -----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_within_a_node_two_gpus_are_faster_and_over_a_slow_network_slower(experiments):
-    found = experiments.of_links(("NVLink3", "RoCE100"))
-    one, inside, across = found.values()
-    assert 1.6 < one.seconds / inside.seconds < 1.9
-    assert across.seconds > one.seconds
-    assert inside.forward == ("allreduce",) * 2 * experiments.LAYERS
-
-
-@pytest.mark.slow
-def test_a_block_keeps_what_the_formula_says(experiments):
-    size = experiments.BATCH * experiments.TOKENS * experiments.HIDDEN
-    layers = experiments.LAYERS
-    # Beside the blocks: the input of the last norm, or a part of it, and that of the head.
-    beside = {"tensor": 8, "sequence": 4 / 2 + 4, "torch": 4 / 2 + 4}
-    for way, step in experiments.steps(experiments.WAYS, half=False).items():
-        block = experiments.kept_by_a_block(2)["tensor" if way == "tensor" else "sequence"]
-        assert step.kept / size == pytest.approx(layers * block + beside[way], rel=2e-3)

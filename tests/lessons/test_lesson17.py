@@ -171,15 +171,6 @@ def test_a_stored_prediction_is_what_the_command_gives(experiments, monkeypatch)
     assert found["gib"] == pytest.approx(stored["gib"])
 
 
-def test_predictions_stayed_within_their_limits(experiments):
-    stored = experiments.stored()
-    rows = [*stored["layouts"], *stored["orders"].values(), *stored["published"].values()]
-    assert len(stored["layouts"]) == 20
-    for row in rows:
-        seconds, gib = row["host"]
-        assert seconds < 120 and gib < 8, row
-
-
 def test_the_formula_of_memory_is_near_the_meter(experiments):
     for row in experiments.stored()["layouts"]:
         if row["seconds"] and row["gpus"] == 64:
@@ -243,18 +234,3 @@ def test_the_script_runs_on_virtual_gpus(tmp_path, npz):
     launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=4")
     done = virtual(tmp_path, "--gpus", 4, *launcher, SCRIPT, *flags)
     assert done.returncode == 0 and "epoch 1: loss" in done.stdout, done.stdout
-
-
-def test_bad_input_is_one_sentence(tmp_path):
-    for flags, words in (
-        (("--heads", 5), "--hidden is a multiple of --heads"),
-        (("--mesh", 2, 1, 2, 2), "--mesh has 8 ranks, torchrun has started 1"),
-        (("--data", tmp_path / "none.npz"), "No such file"),
-        (("--batch-size", 30), "--batch-size"),
-    ):
-        done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
-        assert done.returncode == 2 and words in done.stdout, done.stdout
-    flags = ("--mesh", 1, 1, 1, 3, "--out", tmp_path / "o")
-    done = run_script(SCRIPT, *flags, WORLD_SIZE=3, RANK=0)
-    assert done.returncode == 2 and "--heads is a multiple of 3" in done.stdout
-    assert not list(tmp_path.iterdir())

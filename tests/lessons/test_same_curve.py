@@ -13,6 +13,7 @@ ROUTES = {
     "PT_CNN_ModelParallel": ("--micro-batches", 2),
     "PT_CNN_Pipeline": ("--micro-batches", 4),
     "PT_CNN_DDPSpawn": ("--nprocs", 2),
+    "PT_CNN_HybridParallel": ("--micro-batches", 3),
     "PT_CNN_MultiGPU": (),
     "PT_CNN_Elastic": (),
     "TF_CNN_MultiGPU": ("--devices", 3),
@@ -26,12 +27,14 @@ ROUTES = {
 # Ranks of scripts that torchrun starts.
 RANKS = {
     "PT_CNN_Pipeline": 3,
+    "PT_CNN_HybridParallel": 2,
     "PT_CNN_MultiGPU": 2,
     "PT_CNN_Scaling": 2,
     "TF_CNN_MultiNode": 2,
 }
 # Scripts that need virtual GPUs, and how many.
-GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2}
+GPUS = {"PT_CNN_DataParallel": 3, "PT_CNN_ModelParallel": 2, "PT_CNN_HybridParallel": 4}
+TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 FLAGS = ("--epochs", 3, "--lr", 0.1)
 
 
@@ -39,7 +42,8 @@ def curve(stem: str, data, out, *more) -> list[tuple[float, float]]:
     script = ROOT / "scripts" / f"{stem}.py"
     start = partial(torchrun, RANKS[stem]) if stem in RANKS else run_script
     if stem in GPUS:
-        start = partial(virtual, out.parent, "--gpus", GPUS[stem])
+        ranks = (*TORCHRUN, f"--nproc-per-node={RANKS[stem]}") if stem in RANKS else ()
+        start = partial(virtual, out.parent, "--gpus", GPUS[stem], *ranks)
     done = start(script, "--data", data, *FLAGS, *more, "--out", out)
     assert done.returncode == 0, done.stdout
     metrics = json.loads((out / "metrics.json").read_text())

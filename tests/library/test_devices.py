@@ -31,12 +31,6 @@ def test_the_local_rank_picks_the_gpu(gpus):
     assert devices.backend(torch.device("cuda:1")) == "nccl"
 
 
-def test_the_cpu_without_a_gpu(gpus):
-    gpus(0)
-    assert devices.pick(World(1, 2, 1, 2)) == torch.device("cpu")
-    assert devices.backend(torch.device("cpu")) == "gloo"
-
-
 def test_more_ranks_than_gpus(gpus):
     gpus(1)
     with pytest.raises(UserError, match=r"2 ranks on this node but 1 GPU,.*per-node=1"):
@@ -75,15 +69,6 @@ def test_local_rank_1_has_the_third_and_the_fourth_gpu(gpus):
     assert devices.gpus_of_rank(2, World(2, 4, 0, 2)) == [first, second]
     gpus(3)
     assert devices.gpus_of_rank(2, World(0, 2, 0, 2)) == []
-
-
-def test_a_task_of_srun_that_sees_only_its_own_gpus(gpus, monkeypatch):
-    gpus(2)
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    assert devices.gpus_of_rank(2, World(1, 2, 1, 2, launcher="srun")) == [
-        torch.device("cuda", 0),
-        torch.device("cuda", 1),
-    ]
 
 
 def test_gpus_that_slurm_gave_and_torch_does_not_see(gpus, monkeypatch):

@@ -53,25 +53,6 @@ def test_the_last_two_are_kept(folder):
     assert newest_step(folder) == folder.newest_step() == 100
 
 
-@pytest.mark.parametrize("keep", [1, 3])
-def test_another_number_is_kept(tmp_path, keep):
-    folder = CheckpointFolder(tmp_path, keep=keep)
-    for step in range(5):
-        folder.write(step, content(step))
-    assert steps(folder) == list(range(5 - keep, 5))
-
-
-def test_a_second_checkpoint_of_a_step_replaces_the_first(folder):
-    """After the evaluation of an epoch the step is that of the save before it."""
-    folder.write(10, content(10))
-    folder.write(20, content(20))
-    later = content(20)
-    later["position"]["epoch"] = 1
-    folder.write(20, later)
-    assert steps(folder) == [10, 20]
-    assert folder.newest()[1]["position"]["epoch"] == 1
-
-
 def test_newest_is_by_step_and_not_by_time(folder):
     """A clock that was set back: the file of step 20 looks older."""
     for step in (10, 20):
@@ -170,17 +151,6 @@ def test_a_folder_waits_for_the_end_of_the_process_before(folder, monkeypatch):
     assert len(pauses) == 1
 
 
-def test_on_a_full_disk_a_folder_opens(tmp_path):
-    """Only the name of the lock's owner cannot be written."""
-    folder = CheckpointFolder(tmp_path)
-    with small_disk(0):
-        folder.open()
-    second = CheckpointFolder(tmp_path)
-    with pytest.raises(UserError, match="belongs to a run"):
-        second.open(wait=0)
-    folder.close()
-
-
 def cannot_read(step: int, number: int):
     """Path.read_bytes, which fails with an error's number for the checkpoint of this step."""
     original = Path.read_bytes
@@ -260,13 +230,6 @@ def test_a_newer_checkpoint_of_another_node_is_waited_for_a_bounded_time(folder,
     with pytest.raises(UserError, match="rank 1 sees a checkpoint of step 40"):
         folder.require_shared(World(1, 2), wait=100)
     assert clock[0] < 10, "rank 1 does not wait for its own clock"
-
-
-def test_older_checkpoints_on_another_node_are_no_error(folder, monkeypatch):
-    """It still shows files that rank 0 has removed."""
-    folder.write(40, content(40))
-    other_rank_sees(monkeypatch, 30)
-    folder.require_shared(World(0, 2))
 
 
 def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):

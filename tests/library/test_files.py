@@ -5,13 +5,12 @@ import json
 import os
 from pathlib import Path
 
-import numbered_rows
 import pytest
 import torch
 from small_disk import small_disk
 
 from multigpu import files, plots
-from multigpu.errors import UserError, pluralize
+from multigpu.errors import UserError
 from multigpu.trainer.loggers import CSVLogger
 
 
@@ -71,16 +70,6 @@ def test_the_csv_logger_on_a_full_disk(tmp_path: Path):
         logger.save()
 
 
-def test_a_checkpoint_of_the_trainer_on_a_full_disk(tmp_path: Path, no_process_group):
-    trainer = numbered_rows.trainer(tmp_path, max_epochs=1)
-    trainer.fit(numbered_rows.Net(), numbered_rows.DataLoader(numbered_rows.Rows(4)))
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    saved = (tmp_path / "a.ckpt").read_bytes()
-    with small_disk(), pytest.raises(UserError, match=r"a\.ckpt: no space left"):
-        trainer.save_checkpoint(tmp_path / "a.ckpt")
-    assert (tmp_path / "a.ckpt").read_bytes() == saved
-
-
 # ---- results of an earlier run --------------------------------------------------------------
 
 
@@ -111,12 +100,6 @@ def test_setting_aside_twice_keeps_the_last_finished_run(tmp_path: Path):
     assert kept_proof_holds(tmp_path) is False
 
 
-def test_nothing_to_set_aside(tmp_path: Path):
-    files.set_aside_results(tmp_path)
-    files.set_aside_results(tmp_path / "not yet")
-    assert os.listdir(tmp_path) == []
-
-
 def test_two_runs_that_begin_at_the_same_time(tmp_path: Path, monkeypatch):
     """The other run moves the file after this one has found it."""
     finished(tmp_path)
@@ -140,9 +123,3 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(UserError, match=r"cannot write to the folder .*--out"):
         files.set_aside_results(tmp_path)
-
-
-def test_plurals():
-    counts = [(1, "GPU"), (2, "epoch"), (1, "batch"), (2, "batch"), (0, "process")]
-    texts = ["1 GPU", "2 epochs", "1 batch", "2 batches", "0 processes"]
-    assert [pluralize(*count) for count in counts] == texts

@@ -54,31 +54,11 @@ def test_what_does_not_fit_is_said():
     assert "use 16 bit (lesson 11)" in text
 
 
-def test_16_bit_is_no_advice_for_a_step_in_16_bit():
-    wide = {"gpus": (1,), "per_gpu": 512, "precision": "bf16"}
-    text = said(predict("gpt:8x1024x16", "A100-80GB", "NVLink3", **wide))
-    assert "512 sequences need" in text and "lesson 05" in text
-    assert "16 bit" not in text and "lesson 11" not in text
-
-
-def test_gpus_without_a_network_between_nodes_are_one_node():
-    assert "one node of 16 GPUs" in report.heading(predict(**CNN, gpus=(1, 16)))
-    for gpus in ((1,), (1, 16)):
-        assert "one node" not in report.heading(predict(**NODES, gpus=gpus))
-
-
 def test_a_bend_at_one_gpu_has_a_singular():
     """A single GPU can wait for its data."""
     found = predict(**CNN, gpus=(1, 8), loader=Loader(1, 10))
     assert "bends at 1 GPU. 1 GPU reaches " in report.bend(found)
     assert "the speed of one GPU that never waits for data." in report.bend(found)
-
-
-def test_without_a_range_there_is_one_time():
-    one = predict(**CNN, gpus=(1, 8), times=(1.0,))
-    assert "…" not in report.table(one) and "range" not in report.text(one)
-    two = predict(**CNN, gpus=(1, 8), times=(1.0, 2.0))
-    assert "…" in report.table(two) and "range" in report.text(two)
 
 
 OWN = Gpu("own", 2**34, 1e12, 1e13, 1e13, 1e13, 1e14, "PCIe3")
@@ -116,13 +96,6 @@ def test_a_measured_step_of_one_gpu_gives_the_speed(tmp_path):
     assert "measured: 32 images took" in " ".join(other.output.split())
 
 
-def test_a_measured_step_of_an_own_gpu_leaves_no_range():
-    (row,) = predict("cnn", OWN, "NVLink2", gpus=(1,), per_gpu=64, times=(1.5,)).rows
-    step = Measured(row.estimates[0].seconds, 64)
-    text = said(predict("cnn", OWN, "NVLink2", gpus=(1, 8), measured=step))
-    assert "0.667 × the data sheet's speed" in text and "range" not in text
-
-
 @pytest.mark.parametrize("gpu", ["V100-16GB", OWN])
 def test_each_factor_of_your_own_is_named(gpu):
     """The report names the three factors that were given, not those of shares.py."""
@@ -136,11 +109,6 @@ def test_each_factor_of_your_own_is_named(gpu):
     for name in ("1.25 × the {}", "the {}", "0.25 × the {}"):
         assert f"at {name.format(whole)} speed:" in text, text
     assert "3 times" in text and "no published" not in text
-
-
-def test_two_estimates_of_one_factor_are_both_written():
-    found = predict(**CNN, gpus=(1,), times=(2.0, 2.0))
-    assert len(first_row(found)) == 2
 
 
 @pytest.mark.parametrize(

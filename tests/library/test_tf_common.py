@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import ROOT, clean_environment, run, run_script
+from commands import ROOT, run, run_script
 
 pytest.importorskip("tensorflow")
 from multigpu import data, errors, proof, tf_common
@@ -132,37 +132,6 @@ def test_fit_cannot_begin_with_an_uneven_batch(images, refused):
         model.fit(batches.take(1), shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("overflows", [0, 1])
-def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
-    """Why pytorch-tensorflow.md warns of float16: fails once Keras is repaired."""
-    strategy = tf.distribute.MirroredStrategy(PLACES[:2])
-    tf.keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        with strategy.scope():
-            model = tf_common.cnn()
-            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
-                tf.keras.optimizers.SGD(0.05)
-            )
-            optimizer.build(model.trainable_variables)
-    finally:
-        tf.keras.mixed_precision.set_global_policy("float32")
-
-    @tf.function
-    def step():
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        factor = tf.where(replica == overflows, 1e9, 1.0)
-        with tf.GradientTape() as tape:
-            logits = tf.cast(model(tf.ones((4, 8, 8, 1))), tf.float32)
-            loss = tf.reduce_mean(tf.square(logits)) * factor
-            scaled = optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-    strategy.run(step)
-    finite = all(np.isfinite(weights).all() for weights in model.get_weights())
-    assert finite == (overflows == 0)
-
-
 def test_devices_below_one_are_refused():
     with pytest.raises(errors.UserError, match="0 devices asked for"):
         tf_common.devices(0)
@@ -236,23 +205,6 @@ devices(2, exact=True), print(fast(), same())
     assert run("python", "-c", code).stdout.split() == ["True", "False", "False", "True"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("onednn", [0, 1])
-def test_a_convolution_of_onednn_does_not_accept_an_empty_shard(onednn):
-    """Why an empty shard is refused: this course's convolutions on a CPU would accept it."""
-    code = """
-from multigpu.tf_common import tf
-layers = [tf.keras.layers.Conv2D(4, 3, activation="tanh") for _ in range(2)]
-model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), *layers])
-tf.function(model, input_signature=[tf.TensorSpec((None, 8, 8, 1))])(tf.ones((0, 8, 8, 1)))
-"""
-    done = run("python", "-c", code, TF_ENABLE_ONEDNN_OPTS=onednn)
-    assert ("input depth must be evenly divisible by filter depth" in done.stdout) == bool(
-        onednn
-    )
-    assert done.returncode == onednn
-
-
 def test_gpus_that_slurm_gave_and_tensorflow_does_not_see(monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     with pytest.raises(
@@ -301,14 +253,6 @@ def test_a_script_without_tensorflow_says_what_to_install(without_tensorflow, tm
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
-def test_other_lessons_run_without_it(without_tensorflow, npz, tmp_path):
-    script = ROOT / "scripts" / "PTL_multiGPU.py"
-    flags = ("--data", npz(), "--epochs", 1, "--out", tmp_path / "out")
-    done = run("python", script, *flags, **without_tensorflow)
-    assert done.returncode == 0, done.stdout
-
-
 def test_a_start_prints_nothing():
     done = run(
         "python",
@@ -316,10 +260,3 @@ def test_a_start_prints_nothing():
         "from multigpu.tf_common import *\ntf.reduce_sum(tf.ones((8, 8)) @ tf.ones((8, 8)))",
     )
     assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.long
-def test_a_variable_brings_the_messages_back():
-    wanted = clean_environment(TF_CPP_MIN_LOG_LEVEL=0)
-    done = run("python", "-c", "from multigpu.tf_common import tf\ntf.ones(1) + 1", **wanted)
-    assert "cpu_feature_guard" in done.stdout

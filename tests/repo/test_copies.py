@@ -1,17 +1,14 @@
 """A learner's copies have no outputs and no guesses, run in their place, and stay theirs."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 
 import nbformat
 import pytest
 from commands import ROOT
 from nbformat import v4
 
-from multigpu.course import LESSONS
 from multigpu.errors import UserError
 from multigpu.notebooks import copies
 from multigpu.notebooks.cells import without_guesses
@@ -103,22 +100,6 @@ def test_a_file_of_the_learners_that_is_no_notebook_is_kept(course, text):
     assert own.read_text() == text
 
 
-def test_copies_of_an_earlier_edition_stay_and_are_named(course):
-    (course / "my-copy").mkdir()
-    own = course / "my-copy" / "PT_CNN_SingleGPU.ipynb"
-    own.write_text("mine")
-    assert any("PT_CNN_SingleGPU.ipynb in my-copy/" in one for one in copies.copy(root=course))
-    assert own.read_text() == "mine" and (course / ONE).exists()
-
-
-def test_a_link_of_the_learners_is_kept(course):
-    own = course / ONE
-    own.parent.mkdir(parents=True)
-    own.symlink_to("elsewhere.ipynb")
-    copies.copy(root=course)
-    assert os.readlink(own) == "elsewhere.ipynb"
-
-
 def test_what_cannot_be_written_or_read_is_one_sentence(course):
     (course / "my-copy").write_text("a file")
     with pytest.raises(UserError, match="my-copy"):
@@ -129,13 +110,6 @@ def test_what_cannot_be_written_or_read_is_one_sentence(course):
         copies.copy(root=course)
     with pytest.raises(UserError, match="did you mean"):
         copies.copy(["PT_CNN_SingleGPUs"], root=course)
-
-
-def test_no_half_written_copy_stays(course, monkeypatch):
-    monkeypatch.setattr(nbformat, "writes", lambda notebook: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        copies.copy(root=course)
-    assert not [path for path in (course / "my-copy").rglob("*") if path.is_file()]
 
 
 # ---- the course's ---------------------------------------------------------------------------
@@ -150,14 +124,6 @@ def copied(tmp_path_factory):
             (root / path.name).symlink_to(path)
     copies.copy(root=root)
     return root
-
-
-def test_all_lessons_are_in_the_index(copied):
-    index = (copied / "my-copy" / "README.md").read_text()
-    for lesson in LESSONS:
-        assert f"({lesson.slug}/README.md)" in index
-        for one in lesson.notebooks:
-            assert f"({lesson.slug}/{one.stem}.ipynb)" in index
 
 
 def test_links_in_notebooks_and_copies_work(copied):
@@ -175,22 +141,6 @@ def test_links_in_notebooks_and_copies_work(copied):
     assert found > 100
 
 
-def test_a_page_in_my_copy_leads_to_the_learners_own_files(copied):
-    page = (copied / "my-copy/15-fsdp/README.md").read_text()
-    assert "[exercise.ipynb](15-fsdp.ipynb)" in page
-    assert "[notebook PT_GPT_FSDP](PT_GPT_FSDP.ipynb)" in page
-    assert "(../../lessons/15-fsdp/who-keeps-what.png)" in page
-    notebook = (copied / "my-copy/15-fsdp/PT_GPT_FSDP.ipynb").read_text()
-    assert "[page of this lesson](README.md)" in notebook
-
-
-def test_the_command_says_what_it_did(course):
-    command = [sys.executable, "-m", "multigpu.cli", "notebooks", "copy"]
-    for fact in ("2 notebooks written to my-copy/", "kept as they are: PT_CNN_SingleGPU, "):
-        done = subprocess.run(command, cwd=course / "scripts", capture_output=True, text=True)
-        assert done.returncode == 0 and fact in done.stdout, done.stderr
-
-
 def test_make_lab_makes_the_copies_first():
     done = subprocess.run(
         ["make", "--dry-run", "lab"], cwd=ROOT, capture_output=True, text=True
@@ -199,11 +149,6 @@ def test_make_lab_makes_the_copies_first():
         done.stdout.find(words) for words in ("notebooks copy", "jupyterlab --config")
     )
     assert -1 < copy < lab
-
-
-def test_git_ignores_the_copies():
-    done = subprocess.run(["git", "check-ignore", "-q", "my-copy/a.ipynb"], cwd=ROOT)
-    assert done.returncode == 0
 
 
 def test_exercises_are_copied_under_the_name_that_is_handed_in(course):

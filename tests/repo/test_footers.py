@@ -8,7 +8,6 @@ import pytest
 from commands import ROOT
 
 from multigpu.course import LESSONS
-from multigpu.errors import UserError
 from multigpu.notebooks import footers
 
 
@@ -67,17 +66,6 @@ def test_every_notebook_says_after_its_title_how_to_run_it():
             assert "source_hidden" not in path.read_text(), "nothing is folded"
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.slug)
-def test_a_page_is_a_door(lesson):
-    """At most 40 lines, and the links below them; figures are in the notebook alone."""
-    text = (ROOT / "lessons" / lesson.slug / "README.md").read_text()
-    body = text.partition(footers.PAGE_FOOTER)[0].rstrip()
-    assert len(body.splitlines()) <= 40 and "<!--" not in body
-    for link in ("../troubles.md", "../claims.md", "exercise.ipynb"):
-        assert f"({link})" in body, link
-    assert "vgpu" not in re.sub(r"\]\([^)]*\)", "", text), "a file's address may have it"
-
-
 @pytest.fixture
 def course(tmp_path):
     """What has footers, copied."""
@@ -99,12 +87,6 @@ def test_a_lost_footer_and_a_changed_table_are_written_again(course):
     for path, text in texts.items():
         assert path.read_text() == text
     assert footers.write(course) == []
-
-
-def test_a_page_without_a_place_for_the_table_is_one_sentence(course):
-    (course / "README.md").write_text("# Another page\n")
-    with pytest.raises(UserError, match=r"README\.md has no place"):
-        footers.write(course)
 
 
 # ---- the glossary ---------------------------------------------------------------------------

@@ -18,11 +18,6 @@ README = (ROOT / "README.md").read_text()
 BENCHMARKS = ROOT / "benchmarks"
 
 
-def test_the_front_page_is_a_screen():
-    assert len(README.splitlines()) <= 65
-    assert README.count("<!--") == 2, "only the table of lessons is generated"
-
-
 def test_figures_are_those_of_the_reports():
     """The page of benchmarks is made from them, and has the front page's figures."""
     made = run(sys.executable, "-c", "import page; print(page.page(), end='')", cwd=BENCHMARKS)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import warm
-from commands import ROOT, alive, clean_environment, run_script
+from commands import ROOT, clean_environment, run_script
 
 GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"
 REPORTS = ROOT / "benchmarks" / "gpu"
@@ -120,27 +120,6 @@ def arguments(out, names=tuple(ENDS)) -> argparse.Namespace:
     )
 
 
-def test_a_section_that_fails_does_not_lose_the_others(planned, tmp_path, capsys):
-    assert planned.run_all(arguments(tmp_path / "out"), tmp_path) == 1
-    report = json.loads((tmp_path / "out" / "NVIDIA-Test-1.json").read_text())
-    assert report["complete"] and report["gpu"] == "NVIDIA Test/1"
-    sections = report["sections"]
-    assert [name for name, one in sections.items() if one["status"] == "done"] == [
-        "good",
-        "last",
-    ]
-    assert "a typing error" in sections["raises"]["log"]
-    assert "time limit" in sections["hang"]["status"]
-    with_rows = [name for name, one in sections.items() if one["rows"]]
-    assert with_rows == ["good", "crash", "hang", "last"]
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("[") for line in lines) == len(ENDS)
-    page = (tmp_path / "out" / "NVIDIA-Test-1.md").read_text()
-    assert "a typing error" in page
-    child = (tmp_path / "hang.py.child").read_text()
-    assert not alive(int(child))
-
-
 def test_a_stopped_run_keeps_what_it_found_and_the_earlier_report(planned, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
@@ -207,23 +186,6 @@ def cuda(monkeypatch):
     return slept
 
 
-def test_times_are_read_from_events(cuda):
-    timing = importlib.import_module("timing")
-    calls = []
-    step = timing.step_times(lambda: calls.append(1), GPU, limit=10)
-    assert (step.median, step.low, step.high, step.repeats) == (1, 1, 1, 10)
-    assert len(calls) == timing.WARM_UP + 1 + 10
-    assert not cuda
-    kernel = timing.kernel_times(lambda: calls.append(1), GPU, inner=4)
-    assert kernel.median == 1 / 4
-    assert len(cuda) == 1 and cuda[0] > 1e6, "1 ms at 1 GHz"
-
-
-def test_the_spread_is_that_of_the_quartiles():
-    times = importlib.import_module("timing").Times.of([5.0, 1.0, 2.0, 3.0, 100.0])
-    assert (times.low, times.median, times.high) == (2, 3, 5)
-
-
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_the_lessons_accept_the_flags(gpus, monkeypatch):
     lessons = importlib.import_module("lessons")
@@ -279,29 +241,6 @@ def test_a_card_is_simulated_by_a_preset_a_sheet_or_an_estimate():
     estimate, _ = card.estimated(properties("NVIDIA H200"))
     for field in ("bandwidth", "fp32", "tf32", "fp16"):
         assert getattr(estimate, field) == pytest.approx(getattr(gpu, field), rel=0.15), field
-
-
-def test_a_card_survives_its_file():
-    card = importlib.import_module("card")
-    for name in ("NVIDIA H200", "Tesla T4", "Tesla V100-SXM2-16GB"):
-        made = card.Card(name, *card.simulated(properties(name)), {"gpus": 1})
-        assert card.Card.from_dict(json.loads(json.dumps(made.as_dict()))) == made
-
-
-def test_errors_are_compared_without_names_and_sizes():
-    common = importlib.import_module("error_texts").common
-    cuda = (
-        "CUDA out of memory. Tried to allocate 1048576.00 GiB. GPU 0 has a total capacity of "
-        "139.72 GiB of which 138.99 GiB is free. Including non-PyTorch memory"
-    )
-    virtual = (
-        "vgpu out of memory. Tried to allocate 1048576.00 GiB. GPU 0 has a total capacity of "
-        "79.25 GiB of which 79.25 GiB is free."
-    )
-    assert common(cuda) == common(virtual)
-    mismatch = "found at least two devices, {0}:0 and cpu! (in method wrapper_{1}_addmm)"
-    assert common(mismatch.format("cuda", "CUDA_")) == common(mismatch.format("vgpu", "VGPU"))
-    assert common("found cuda:0 and cpu") != common("found cpu and vgpu:0")
 
 
 # ---- what the lessons need -----------------------------------------------------------------

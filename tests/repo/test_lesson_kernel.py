@@ -79,13 +79,6 @@ def test_a_guess_whose_cell_was_not_run(notebook):
     one_sentence(notebook.run("lesson.need(guess_never_run)"), "guess_never_run", "cell above")
 
 
-def test_a_guess_without_quotes(notebook):
-    cell = notebook.run("guess_x = 1\nguess_y = closer  # or farther")
-    one_sentence(cell, 'guess_y = "closer"')
-    cell = notebook.run("guess_x == closer")
-    assert "Run All Above" in cell.shown[-1], "no guess is assigned"
-
-
 def test_a_cell_run_out_of_order(notebook):
     cell = notebook.run("first_gpu + 1")
     assert cell.name == "NameError" and "Run All Above" in cell.shown[-1]
@@ -100,18 +93,6 @@ def test_a_file_that_a_cell_above_writes(notebook, read):
     cell = notebook.run(f"from pathlib import Path\n{read}")
     assert cell.name == "UserError"
     one_sentence(cell, "results/none.json", "Run All Above")
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        "Path('/none.json').read_text()",  # no cell writes it
-        "import runpy; runpy.run_path('none.py')",  # not opened by the cell itself
-    ],
-)
-def test_another_missing_file_keeps_its_traceback(notebook, read):
-    cell = notebook.run(f"from pathlib import Path\n{read}")
-    assert cell.name == "FileNotFoundError" and "Run All Above" not in "".join(cell.shown)
 
 
 def test_the_first_cell_run_twice(notebook):
@@ -139,10 +120,6 @@ def test_a_command_gets_the_cells_variables(notebook):
     assert notebook.run("def f():\n    y = 5\n    !echo {y}\nf()").printed.strip() == "5"
 
 
-def test_a_command_in_the_background(notebook):
-    one_sentence(notebook.run("!sleep 60 &"), "background")
-
-
 def test_torchrun_interrupted(notebook, tmp_path):
     """Each rank is in a session of its own: Ctrl-C in the terminal does not reach it."""
     (tmp_path / "rank.py").write_text(RANK)
@@ -152,15 +129,6 @@ def test_torchrun_interrupted(notebook, tmp_path):
     assert ended(cell.printed)
     assert "Traceback" not in cell.printed
     assert notebook.run("!echo works").printed.strip() == "works"
-
-
-def test_a_command_that_ignores_the_interrupt(notebook):
-    source = "from multigpu.lesson import shell_commands\nshell_commands.SECONDS_TO_END = 0.5"
-    assert not notebook.run(source).error
-    program = "trap '' INT TERM HUP; echo started; sleep 600 & wait; sleep 600"
-    cell = notebook.run(f"!{program}", interrupt_at="started")
-    one_sentence(cell, "killed")
-    assert wait_until(lambda: not notebook.descendants(), 2)
 
 
 def test_an_import_is_not_left_half_done(notebook, tmp_path):
@@ -176,23 +144,6 @@ def test_an_import_is_not_left_half_done(notebook, tmp_path):
 
 
 # ---- ranks that a cell starts ---------------------------------------------------------------
-
-
-def test_with_ranks_their_parent_is_the_server(prepared):
-    cell = prepared.run("import os\nprint(launch.call(os.getppid, 2), os.getpid())")
-    (first, second), kernels = eval(cell.printed.replace("] ", "], "))
-    assert first == second != kernels
-
-
-def test_forked_ranks_draw_different_numbers(prepared):
-    source = """\
-def draw():
-    import random, numpy
-    return random.random(), numpy.random.rand()
-(a, b), (c, d) = launch.call(draw, 2)
-print(a != c, b != d)
-"""
-    assert prepared.run(source).printed.strip() == "True True"
 
 
 def test_forked_ranks_have_this_folder_and_path(prepared, tmp_path):
@@ -228,19 +179,6 @@ print(prefork.SET_BY_TORCH in os.environ, prefork.start_method())
     forked = "print(launch.call(lambda: os.getppid(), 2))"
     first, second = eval(prepared.run(forked).printed)
     assert first == second == eval(prepared.run(forked).printed)[0]
-
-
-def test_ranks_are_forks_after_an_import_of_sklearn(prepared):
-    """It sets two variables, as lesson 05's one_gpu.py does, which the notebook runs."""
-    source = """\
-import os
-from multigpu import launch
-from multigpu.launch import prefork
-from sklearn.datasets import load_digits
-print(set(prefork.SET_BY_SKLEARN) <= set(os.environ), prefork.start_method())
-print(set(launch.call(os.getppid, 2)) != {os.getpid()})
-"""
-    assert prepared.run(source).printed.split() == ["True", "forkserver", "True"]
 
 
 def test_a_changed_variable_reaches_the_ranks(prepared):

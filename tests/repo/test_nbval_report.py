@@ -57,29 +57,11 @@ def test_the_stored_and_the_new_line_are_named(report):
     assert "line 0" not in text and "line 2" not in text
 
 
-def test_a_difference_that_cannot_be_seen_is_quoted(report):
-    assert "stored: blank\nnow:    'blank '\n" in failure(report, 3)
-
-
-def test_an_error_shows_its_source_and_its_traceback(report):
-    text = failure(report, 4)
-    assert "    undefined\n" in text and "NameError" in text
-
-
-def test_a_new_line_has_no_stored_one(report):
-    assert "stored: (nothing)\nnow:    2\n" in failure(report, 5)
-
-
 def test_the_command_that_makes_the_notebook_afresh_is_named(report, monkeypatch):
     assert "run A.ipynb again and save it" in failure(report, 2)
     cell = nbval_report.NumberedCell.__new__(nbval_report.NumberedCell)
     cell.path = ROOT / "notebooks" / "PT_CNN_Pipeline.ipynb"
     assert "multigpu notebooks run PT_CNN_Pipeline" in cell.fix
-
-
-def test_cells_have_jupyters_numbers_and_no_colours(report):
-    assert "A.ipynb: In [2] " in report and "Cell 1" not in report
-    assert "\x1b[" not in failure(report, 2)
 
 
 def test_the_courses_notebooks_are_reported_so():

@@ -69,10 +69,3 @@ def test_a_checkout_of_another_version_is_refused(tmp_path):
     done, report = count(tmp_path, "from lightning.pytorch import NotYet", "1")
     assert done.returncode == 1 and not report.exists()
     assert "test_one.py cannot be imported" in done.stdout.splitlines()[-1]
-
-
-def test_a_folder_without_the_peers_tests_is_named(tmp_path):
-    for folder in (str(tmp_path), ""):
-        done = run(sys.executable, str(RUN), folder, cwd=tmp_path)
-        assert done.returncode == 1
-        assert "FROM" in done.stdout and len(done.stdout.strip().splitlines()) == 1

@@ -105,13 +105,6 @@ def test_links_lead_to_the_same_files_from_another_folder(course):
     assert "(../x/a.md)" in moved and "(../../lessons/README.md#rank)" in moved
 
 
-def test_the_last_cell_has_the_lessons_before_and_after(course):
-    last = read(course).cells[-1]
-    assert last.metadata.tags == ["footer"]
-    for link in ("(PT_CNN_SingleGPU.ipynb)", f"(../{PAGE}/README.md)", "03 Model parallelism"):
-        assert link in last.source
-
-
 def test_a_notebook_is_made_checked_and_keeps_its_outputs(course):
     assert "no notebook" in pairs.check([STEM], course)[0]
     pairs.run(STEM, course)
@@ -128,20 +121,6 @@ def test_a_notebook_is_made_checked_and_keeps_its_outputs(course):
     assert "return x + x" in finding
     with pytest.raises(UserError, match="has changed"):
         pairs.update_text(STEM, course)
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ("\n```python\n1\n```\n" * 26, "31 cells"),
-        ("word " * 1_300, "words of prose"),
-    ],
-)
-def test_a_notebook_that_is_too_long_is_a_finding(course, more, words):
-    (problem,) = source.form_problems(read(course, SOURCE + more))
-    assert words in problem
-    first = SOURCE.replace("import functools", "import functools\n" * 6, 1)
-    assert "5 lines" in source.form_problems(read(course, first))[0]
 
 
 # ---- claims ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Submit a job to the classroom cluster, wait for its end, read its log."""
 
-import os
 import re
 import subprocess
 import time
@@ -86,12 +85,6 @@ class Cluster:
         path = folder / name
         path.write_text(f"#!/bin/bash\n#SBATCH --output={folder}/%A-%a-%j.out\n{text}\n")
         return path
-
-
-def files_below(folder: Path) -> list[str]:
-    return sorted(
-        os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names
-    )
 
 
 def wait_until(done, seconds: float = 30) -> None:

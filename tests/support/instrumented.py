@@ -1,8 +1,6 @@
 """Lesson 05's script with faults or records that the variable PLANT selects.
 
-record=FOLDER     after every step, each rank writes its parameters to FOLDER/RANK-STEP.pt
-nosync            DDP never averages the gradients
-tied, frozen, dropout   the model has a weight that two layers share; a frozen layer; dropout
+dropout           the model has dropout
 raise=RANK:STEP   that rank raises an exception after that step; kill= kills it instead;
                   both write the time into the file $DEATH
 count=FILE        rank 0 writes the number of gradient all-reduces
@@ -14,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -28,45 +25,18 @@ PLANT = {name: value for name, _, value in (item.partition("=") for item in ITEM
 CNN = lesson.CNN
 
 
-class Tied(CNN):
-    """conv3 and conv4 share one weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv3 = torch.nn.Conv2d(32, 32, 3, padding=1)
-        self.conv4 = torch.nn.Conv2d(32, 32, 3, padding=1)
-        self.conv4.weight = self.conv3.weight
-
-    def forward(self, images):
-        x = torch.tanh(self.conv2(torch.tanh(self.conv1(images))))
-        x = torch.tanh(self.conv4(torch.tanh(self.conv3(x))))
-        return self.fc2(torch.tanh(self.fc1(x.flatten(1))))
-
-
-class Frozen(CNN):
-    def __init__(self):
-        super().__init__()
-        self.conv2.requires_grad_(False)
-
-
 class Dropout(CNN):
     def forward(self, images):
         return super().forward(F.dropout(images, 0.2, self.training))
 
 
-MODELS = {"plain": CNN, "tied": Tied, "frozen": Frozen, "dropout": Dropout}
 steps = 0
 
 
-def after_step(optimizer, *_):
+def after_step(*_):
     global steps
     steps += 1
     rank = int(os.environ.get("RANK", 0))
-    if "record" in PLANT:
-        values = [
-            p.detach().clone() for group in optimizer.param_groups for p in group["params"]
-        ]
-        torch.save(values, f"{PLANT['record']}/{rank}-{steps}.pt")
     for how in ("raise", "kill"):
         if PLANT.get(how) == f"{rank}:{steps}":
             Path(os.environ["DEATH"]).write_text(str(time.time()))
@@ -91,13 +61,11 @@ class PlantedDDP(DistributedDataParallel):
         super().__init__(*args, **kwargs)
         if "count" in PLANT:
             self.register_comm_hook(None, counting_hook)
-        if "nosync" in PLANT:
-            self.require_backward_grad_sync = False
 
 
 register_optimizer_step_post_hook(after_step)
 lesson.DDP = PlantedDDP
-lesson.CNN = next((MODELS[name] for name in MODELS if name in PLANT), CNN)
+lesson.CNN = Dropout if "dropout" in PLANT else CNN
 
 if __name__ == "__main__":
     lesson.main(lesson.parse())

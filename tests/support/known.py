@@ -1,5 +1,20 @@
-"""Answers with known scores: which checks of their question must be wrong."""
+"""Answers with known scores: which checks of their question must be wrong.
 
+tests/grading/known/lessonNN.txt has those of a lesson, one after the other:
+
+    === QUESTION: what is right or wrong about it
+    wrong: TITLE; TITLE
+    like: NAME
+    - lines of the answer that it is like
+    + lines in their place
+
+`wrong:` names the checks that must be wrong, `all`, or `all but TITLE`; without it all must be
+right. The answer follows, whole or as changes. `like:` names an answer above it, or `given`,
+the program that a student has to mend; without it, changes are of the lesson's solution.
+Docstrings, comments and empty lines of what is changed are left out before.
+"""
+
+import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +28,8 @@ from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, dumps
 from multigpu.grading.submissions import Submission
+
+FOLDER = Path(__file__).parents[1] / "grading" / "known"
 
 
 @dataclass(frozen=True)
@@ -30,32 +47,79 @@ class Known:
     wrong: tuple[str, ...] = ()
 
 
-def changed(source: str, *changes: tuple[str, str]) -> str:
-    """The source with texts replaced, each of which is in it once."""
-    for old, new in changes:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
+def read(lesson: str) -> list[Known]:
+    """The known answers of a lesson."""
+    text = (FOLDER / f"lesson{lesson[:2]}.txt").read_text(encoding="utf-8")
+    titles = {
+        question.name: [part.title for part in question.parts]
+        for question in solutions.find(lesson).questions
+    }
+    found: dict[tuple[str, str], Known] = {}
+    for record in text.split("\n=== ")[1:]:
+        head, *lines = record.rstrip().split("\n")
+        question, _, name = head.partition(": ")
+        fields = {"wrong": "", "like": "solution"}
+        while (key := lines[0].partition(": ")[0]) in fields:
+            fields[key] = lines.pop(0).partition(": ")[2]
+        if lines[0][:2] in ("- ", "+ "):
+            base = _base(lesson, question, fields["like"], found)
+            lines = _changed(base, lines, f"lesson {lesson[:2]}, {head}")
+        source = "\n".join([f"# answer: {question}", *lines])
+        wrong = _titles(fields["wrong"], titles[question])
+        assert (question, name) not in found, f"two answers of lesson {lesson[:2]}: {head}"
+        found[question, name] = Known(name, question, source, wrong)
+    return list(found.values())
 
 
-def solved(lesson: str, question: str) -> str:
-    """The course's solution of a question, without what a student has to mend."""
-    source = answer_cell(lesson, question)
-    begin, end, *_ = solutions.MARK.finditer(source)
-    if begin[0].startswith("#"):
-        return f"# answer: {question}{source[begin.end() : end.start()]}"
-    return solutions.MARK.sub("", source)
+def _titles(words: str, titles: list[str]) -> tuple[str, ...]:
+    """The titles that the line `wrong:` names."""
+    if words.startswith("all"):
+        return tuple(title for title in titles if title != words.removeprefix("all but "))
+    wrong = tuple(words.split("; ")) if words else ()
+    assert set(wrong) <= set(titles), f"expected checks of {titles}, got {wrong}"
+    return wrong
 
 
-def broken(lesson: str, question: str) -> str:
-    """The program that a student has to mend, with a change that mends nothing.
+def _base(lesson: str, question: str, like: str, found: Mapping) -> list[str]:
+    """The lines that are changed, without docstrings, comments and empty lines."""
+    if like not in ("solution", "given"):
+        source = found[question, like].source
+    else:
+        source = answer_cell(lesson, question)
+        mends = (begin := solutions.MARK.search(source))[0].startswith("#")
+        if like == "given":
+            assert mends, f"{question} has no program that is to be mended"
+            source = source[: begin.start()]
+        elif mends:
+            source = source[begin.end() : list(solutions.MARK.finditer(source))[1].start()]
+        else:
+            source = solutions.MARK.sub("", source)
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    numbered = enumerate(source.split("\n"), 1)
+    lines = [line for number, line in numbered if number not in docstrings]
+    return [line for line in lines if line.strip() and not line.strip().startswith("#")]
 
-    Without a change it would count as no answer.
+
+def _changed(base: list[str], changes: list[str], where: str) -> list[str]:
+    """The lines with each run of `-` lines replaced by the `+` lines after it, in order.
+
+    A run must be once in the lines that follow the change before it.
     """
-    source = answer_cell(lesson, question)
-    begin = solutions.MARK.search(source)
-    assert begin[0].startswith("#"), f"{question} has no program that is to be mended"
-    return f"{source[: begin.start()].rstrip()}\n\npass\n"
+    made, rest = [], base
+    while changes:
+        old, new = [], []
+        while changes and changes[0].startswith("- "):
+            old.append(changes.pop(0)[2:])
+        while changes and changes[0].startswith("+ "):
+            new.append(changes.pop(0)[2:])
+        places = [at for at in range(len(rest)) if rest[at : at + len(old)] == old]
+        assert old and len(places) == 1, f"{where}: {len(places)} times in {rest}: {old}"
+        made += rest[: places[0]] + new
+        rest = rest[places[0] + len(old) :]
+    return made + rest
 
 
 @cache
@@ -104,15 +168,16 @@ def surprises(
     right = reference(solution)
     submissions = {"blank": notebook(solution, {}), "reference": notebook(solution, right)}
     for each in known:
-        submissions[each.name] = notebook(solution, {each.question: each.source})
-    assert len(submissions) == len(known) + 2, "two known answers have the same name"
+        name = f"{each.question}: {each.name}"
+        submissions[name] = notebook(solution, {each.question: each.source})
     results = graded(solution, submissions, folder, pool)
     found = []
     if results["blank"].earned:
         found.append(f"a blank notebook earns {results['blank'].earned:g} points")
     found += _differences("reference", results["reference"], {})
     for each in known:
-        found += _differences(each.name, results[each.name], {each.question: each.wrong})
+        name = f"{each.question}: {each.name}"
+        found += _differences(name, results[name], {each.question: each.wrong})
     return found
 
 

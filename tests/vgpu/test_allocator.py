@@ -31,18 +31,6 @@ def reserved(allocator: Allocator) -> int:
     return allocator.reserved["all"].current
 
 
-def test_small_requests_share_segments_of_2_mib_and_large_ones_of_20(make):
-    allocator = make(100 * MIB)
-    small = [allocator.malloc(MIB, 0) for _ in range(3)]
-    assert reserved(allocator) == 4 * MIB
-    assert small[1].address == small[0].address + MIB
-    allocator.malloc(MIB + 512, 0)
-    allocator.malloc(9 * MIB, 0)
-    assert reserved(allocator) == 24 * MIB
-    allocator.malloc(11 * MIB, 0)
-    assert reserved(allocator) == 36 * MIB, "rounded up to 2 MiB"
-
-
 def test_the_smallest_chunk_that_fits_is_used_and_its_rest_is_split_off(make):
     allocator = make(200 * MIB)
     large, small = allocator.malloc(40 * MIB, 0), allocator.malloc(16 * MIB, 0)
@@ -56,34 +44,6 @@ def test_the_smallest_chunk_that_fits_is_used_and_its_rest_is_split_off(make):
     whole = allocator.malloc(39 * MIB, 0)
     assert (whole.address, whole.size) == (first, 40 * MIB)
     assert reserved(allocator) == 86 * MIB
-
-
-def test_free_neighbours_become_one_chunk(make):
-    allocator = make(20 * MIB)
-    chunks = [allocator.malloc(5 * MIB, 0) for _ in range(4)]
-    for place in (0, 2, 1):
-        allocator.free(chunks[place])
-    assert allocator.malloc(15 * MIB, 0).address == chunks[0].address
-
-
-def test_a_stream_does_not_get_what_another_has_freed(make):
-    allocator = make(100 * MIB)
-    allocator.free(allocator.malloc(20 * MIB, 0))
-    allocator.malloc(20 * MIB, 7)
-    assert reserved(allocator) == 40 * MIB
-
-
-def test_segments_without_tensors_are_given_back_before_a_request_fails(make):
-    allocator = make(50 * MIB)
-    kept = allocator.malloc(9 * MIB, 0)
-    allocator.free(allocator.malloc(20 * MIB, 0))
-    assert allocator.malloc(30 * MIB, 0) is not None
-    assert reserved(allocator) == 50 * MIB and allocator.num_retries == 1
-    # 11 MiB are free in the segment of `kept`, but 12 MiB are asked for.
-    assert allocator.malloc(12 * MIB, 0) is None
-    allocator.free(kept)
-    allocator.release()
-    assert reserved(allocator) == 30 * MIB
 
 
 def test_max_split_size(make):

@@ -142,21 +142,6 @@ def test_heads_of_dtensor(mesh):
     assert torch.allclose(grouped.to_local(), expected, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_random_numbers_of_dtensor(mesh):
-    """DTensor computes with the state of 16 bytes; a replica's numbers are the same again."""
-    from torch.distributed.tensor import Replicate, rand
-
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        drawn.append(rand(4, device_mesh=mesh, placements=[Replicate()]).to_local())
-        drawn.append(rand(4, device_mesh=mesh, placements=[Replicate()]).to_local())
-    assert torch.equal(drawn[0], drawn[2])
-    assert torch.equal(drawn[1], drawn[3])
-    assert not torch.equal(drawn[0], drawn[1])
-
-
 @pytest.mark.parametrize("shape", [(0, 4, 6, 8), (2, 0, 6, 8), (2, 4, 0, 8)])
 def test_tensors_without_elements(two, shape):
     """With no heads, the CPU's fused kernel ended the process."""

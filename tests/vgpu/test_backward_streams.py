@@ -113,28 +113,6 @@ def test_the_backward_of_a_copy_overlaps_with_the_computation(gpus):
     assert last_of_first.start >= copies[1].end
 
 
-def test_a_stream_that_a_hook_sets_is_the_hooks(gpus):
-    first, _ = gpus
-    side, other = torch.vgpu.Stream(first), torch.vgpu.Stream(first)
-    w = weight(first)
-    with side:
-        x = w.exp()
-    torch.vgpu.current_stream(first).wait_stream(side)
-    seen = []
-
-    def hook(grad: torch.Tensor) -> None:
-        with other:
-            grad.mean()
-            seen.append(torch.vgpu.current_stream(first))
-        seen.append(torch.vgpu.current_stream(first))
-
-    x.register_hook(hook)
-    x.sum().backward()
-    assert seen == [other, side]
-    by_name = {event.name: event.stream for event in backward()}
-    assert by_name == {"mean": other.stream_id, "mul": side.stream_id}
-
-
 def test_callbacks_at_the_end_of_backward_are_on_the_callers_stream(gpus):
     """FSDP ends its communication in such a callback."""
     first, _ = gpus

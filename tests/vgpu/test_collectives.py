@@ -242,6 +242,68 @@ def seconds(name: str, nbytes: int, gpus: tuple[int, ...] = (0, 1, 2, 3)) -> flo
     return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NETWORK.group(gpus))
 
 
+def of_each(numbers) -> list:
+    """The numbers of each of the four ranks."""
+    return [numbers(rank) for rank in range(4)]
+
+
+def parts(rank: int) -> list:
+    """What all ranks send to this one: rank r sends r + i + 1 numbers to rank i."""
+    return [[float(10 * sender + rank)] * (sender + rank + 1) for sender in range(4)]
+
+
+WHOLES = [[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
+# {call: (each rank's results, the name and the bytes of each collective of a rank)}
+RESULTS = {
+    "average": ([[[1.5] * 5, [1, -1]]] * 4, [("allreduce", 20), ("allreduce", 16)]),
+    "sum_of_products": ([[[5.0] * 5]] * 4, [("allreduce", 20)]),
+    "gather_and_scatter_of_nothing": ([[[]]] * 4, [("gather", 0), ("scatter", 0)]),
+    # Only the root of a reduce gets the sum.
+    "reduce_to_the_last": (
+        [*([[float(rank)], [float(rank)] * 2] for rank in range(3)), [[6.0], [1.5] * 2]],
+        [("reduce", 400_000), ("reduce", 8)],
+    ),
+    "gather_of_unequal_parts": (
+        [[[float(rank)] * (rank + 1) for rank in range(4)]] * 4,
+        [("allgather", 40)],
+    ),
+    "on_the_host": (
+        of_each(lambda rank: [[1.5] * 2, *([10.0 * i + rank] for i in range(4)), WHOLES[0]]),
+        [],
+    ),
+    "gather_to_another_shape": ([[WHOLES[1:]]] * 4, [("allgather", 32)]),
+    "gather_to_a_list_of_another_shape": (
+        [[[[float(sender)] * 2] for sender in range(4)]] * 4,
+        [("allgather", 32)],
+    ),
+    "scatter_from_another_shape": (
+        of_each(lambda rank: [[2 * rank + 1.5, 2 * rank + 2.5]]),
+        [("reduce_scatter", 32)],
+    ),
+    "scatter_of_a_list": (
+        of_each(lambda rank: [[60.0 + 4 * rank] * 3]),
+        [("reduce_scatter", 48)],
+    ),
+    # It takes as long as the rank with the most bytes: rank 3 has 4 + 5 + 6 + 7 numbers.
+    "all_to_all_of_lists": (of_each(parts), [("alltoall", 22 * 4)]),
+    "all_to_all_of_unequal_parts": (
+        of_each(lambda rank: [[int(number) for part in parts(rank) for number in part]]),
+        [("alltoall", 22 * 8)],
+    ),
+    # One launch moves all the bytes.
+    "coalesced": (
+        of_each(
+            lambda rank: [[6.0] * 3, [[4.0] * 2] * 2, *WHOLES, [4.0 * rank], [4.0 * rank] * 2]
+        ),
+        [("allreduce", 28), ("allgather", 48), ("reduce_scatter", 48)],
+    ),
+    "coalesced_one_by_one": ([[[0.0] * 3, [11.0]]] * 4, [("broadcast", 12), ("broadcast", 4)]),
+    "messages_in_a_batch": (of_each(lambda rank: [[float((rank - 1) % 4)] * 2]), []),
+    "half_precision": ([[[6.0] * 2] * 2] * 4, [("allreduce", 4)] * 2),
+    "barrier": ([[[0, 1, 2, 3]]] * 4, []),
+}
+
+
 def check(ranks: list, call: str, numbers: list, spans: list[tuple[str, float]]) -> None:
     """`numbers` are each rank's results; `spans` are the same on every rank."""
     assert [rank[call]["numbers"] for rank in ranks] == numbers
@@ -249,25 +311,10 @@ def check(ranks: list, call: str, numbers: list, spans: list[tuple[str, float]])
         assert rank[call]["spans"] == [[name, pytest.approx(span)] for name, span in spans]
 
 
-def test_the_average(ranks):
-    spans = [("allreduce", seconds("allreduce", nbytes)) for nbytes in (20, 16)]
-    check(ranks, "average", [[[1.5] * 5, [1, -1]]] * 4, spans)
-
-
-def test_the_sum_of_products(ranks):
-    spans = [("allreduce", seconds("allreduce", 20))]
-    check(ranks, "sum_of_products", [[[5.0] * 5]] * 4, spans)
-
-
-def test_empty_tensors_are_gathered_and_scattered(ranks):
-    spans = [(name, seconds(name, 0)) for name in ("gather", "scatter")]
-    check(ranks, "gather_and_scatter_of_nothing", [[[]]] * 4, spans)
-
-
-def test_only_the_root_of_a_reduce_gets_the_sum(ranks):
-    numbers = [[[float(rank)], [float(rank)] * 2] for rank in range(3)]
-    spans = [("reduce", seconds("reduce", nbytes)) for nbytes in (400_000, 8)]
-    check(ranks, "reduce_to_the_last", [*numbers, [[6.0], [1.5] * 2]], spans)
+@pytest.mark.parametrize("call", RESULTS)
+def test_numbers_and_times(ranks, call):
+    numbers, spans = RESULTS[call]
+    check(ranks, call, numbers, [(name, seconds(name, nbytes)) for name, nbytes in spans])
 
 
 def test_tensors_that_nccl_refuses(ranks):
@@ -276,77 +323,6 @@ def test_tensors_that_nccl_refuses(ranks):
     for rank in ranks:
         refused = [contiguous] * 3 + ["Tensors must be vgpu and dense", None]
         assert rank["refused"] == refused
-
-
-def test_parts_of_unequal_sizes_are_gathered(ranks):
-    spans = [("allgather", seconds("allgather", 10 * 4))]
-    numbers = [[float(rank)] * (rank + 1) for rank in range(4)]
-    check(ranks, "gather_of_unequal_parts", [numbers] * 4, spans)
-
-
-def test_the_host_has_the_same_collectives(ranks):
-    numbers = [
-        [[1.5] * 2, *([10.0 * sender + rank] for sender in range(4)), [0.0, 1.0, 2.0, 3.0]]
-        for rank in range(4)
-    ]
-    check(ranks, "on_the_host", numbers, [])
-
-
-def test_outputs_and_inputs_of_any_shape(ranks):
-    gathered = [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
-    spans = [("allgather", seconds("allgather", 32))]
-    check(ranks, "gather_to_another_shape", [[gathered]] * 4, spans)
-    parts = [[[float(sender)] * 2] for sender in range(4)]
-    check(ranks, "gather_to_a_list_of_another_shape", [parts] * 4, spans)
-    averages = [[[2 * rank + 1.5, 2 * rank + 2.5]] for rank in range(4)]
-    spans = [("reduce_scatter", seconds("reduce_scatter", 32))]
-    check(ranks, "scatter_from_another_shape", averages, spans)
-
-
-def test_a_list_is_reduced_and_scattered(ranks):
-    numbers = [[[60.0 + 4 * rank] * 3] for rank in range(4)]
-    spans = [("reduce_scatter", seconds("reduce_scatter", 48))]
-    check(ranks, "scatter_of_a_list", numbers, spans)
-
-
-def test_all_to_all_of_parts_of_any_size(ranks):
-    """It takes as long as the rank with the most bytes: rank 3 has 4 + 5 + 6 + 7 numbers."""
-    lists = [
-        [[float(10 * sender + rank)] * (sender + rank + 1) for sender in range(4)]
-        for rank in range(4)
-    ]
-    spans = [("alltoall", seconds("alltoall", 22 * 4))]
-    check(ranks, "all_to_all_of_lists", lists, spans)
-    numbers = [[[int(number) for part in parts for number in part]] for parts in lists]
-    spans = [("alltoall", seconds("alltoall", 22 * 8))]
-    check(ranks, "all_to_all_of_unequal_parts", numbers, spans)
-
-
-def test_coalesced_collectives_are_one(ranks):
-    """One launch moves all the bytes."""
-    wholes = [[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
-    numbers = [
-        [[6.0] * 3, [[4.0] * 2] * 2, *wholes, [4.0 * rank], [4.0 * rank] * 2]
-        for rank in range(4)
-    ]
-    spans = [
-        ("allreduce", seconds("allreduce", 7 * 4)),
-        ("allgather", seconds("allgather", 12 * 4)),
-        ("reduce_scatter", seconds("reduce_scatter", 12 * 4)),
-    ]
-    check(ranks, "coalesced", numbers, spans)
-    spans = [("broadcast", seconds("broadcast", nbytes)) for nbytes in (12, 4)]
-    check(ranks, "coalesced_one_by_one", [[[0.0] * 3, [11.0]]] * 4, spans)
-
-
-def test_messages_in_a_batch(ranks):
-    numbers = [[[float((rank - 1) % 4)] * 2] for rank in range(4)]
-    check(ranks, "messages_in_a_batch", numbers, [])
-
-
-def test_half_precision(ranks):
-    spans = [("allreduce", seconds("allreduce", 4))] * 2
-    check(ranks, "half_precision", [[[6.0] * 2] * 2] * 4, spans)
 
 
 def test_a_mesh_has_the_groups_of_its_dimensions(ranks):
@@ -358,10 +334,6 @@ def test_a_mesh_has_the_groups_of_its_dimensions(ranks):
     spans = [("allreduce", across), ("allreduce", inside)]
     check(ranks, "groups_of_a_mesh", numbers, spans)
     assert across > 1.1 * inside
-
-
-def test_a_barrier_with_device_ids(ranks):
-    check(ranks, "barrier", [[[0, 1, 2, 3]]] * 4, [])
 
 
 def test_groups_have_names(ranks):

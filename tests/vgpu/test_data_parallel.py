@@ -82,44 +82,6 @@ def test_data_parallel_without_the_sum_of_gradients_differs(two, monkeypatch):
     assert difference(*data_parallel(two)) > 1e-3
 
 
-def test_data_parallel_splits_and_loses_the_replicas_state(two):
-    seen = []
-
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-            self.calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            seen.append((str(x.device), len(x), str(self.weight.device)))
-            return x * self.weight
-
-    model = Counting().to(two[0])
-    out = nn.DataParallel(model)(torch.ones(5, 2))
-    assert sorted(seen) == [("vgpu:0", 3, "vgpu:0"), ("vgpu:1", 2, "vgpu:1")]
-    assert model.calls == 0 and out.shape == (5, 2) and out.device == two[0]
-
-
-def test_data_parallel_is_deterministic_with_dropout_and_in_time():
-    """Numbers and simulated times do not depend on the order of the replicas' threads."""
-    results = set()
-    for _ in range(3):
-        with control.running(count=2) as devices:
-            torch.manual_seed(0)
-            layers = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 4))
-            model = nn.DataParallel(layers.to(devices[0]))
-            loss = model(torch.ones(6, 8)).square().mean()
-            loss.backward()
-            events = tuple(
-                (e.device, e.kind, e.phase, e.name, e.start, e.end)
-                for e in control.timeline().events
-            )
-            results.add((loss.item(), control.elapsed(), events))
-    assert len(results) == 1
-
-
 def test_an_error_in_a_replica_names_it(two):
     model = nn.DataParallel(nn.Linear(3, 2).to(two[0]))
     with pytest.raises(RuntimeError, match="Caught RuntimeError in replica 0 on device 0"):
@@ -141,27 +103,3 @@ def test_broadcast(two):
     assert target.tolist() == x.tolist()
     with pytest.raises(RuntimeError, match="Exactly one of 'devices' and 'out'"):
         comm.broadcast(x)
-
-
-def test_scatter_and_gather(two):
-    x = torch.arange(6.0, device=two[0])
-    chunks = comm.scatter(x, [0, 1], chunk_sizes=[4, 2])
-    assert [chunk.tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5]]
-    assert chunks[1].device == two[1]
-    assert comm.gather(chunks, destination=1).tolist() == x.tolist()
-    assert comm.gather(chunks, destination=-1).device.type == "cpu"
-
-
-def test_coalesced_copies_and_sums(two):
-    x = torch.arange(6.0, device=two[0])
-    on_second = x.to(two[1])
-    # Two types, so two buckets.
-    inputs = [[x, x.half()], [on_second, on_second.half()]]
-    sums = comm.reduce_add_coalesced(inputs, 1)
-    assert [total.dtype for total in sums] == [torch.float32, torch.float16]
-    assert sums[0].device == two[1]
-    assert sums[0].tolist() == [0, 2, 4, 6, 8, 10] == sums[1].tolist()
-    # Buckets hold one type each: the copies come back in the order of the tensors.
-    copies = comm.broadcast_coalesced([x.half(), x, x.half()], [0, 1])
-    assert [copy.dtype for copy in copies[1]] == [torch.float16, torch.float32, torch.float16]
-    assert all(copy.device == two[1] and copy.tolist() == x.tolist() for copy in copies[1])

@@ -152,19 +152,6 @@ def test_each_thread_gets_its_own_exception(two):
     assert sorted(caught) == [(i, i) for i in range(4)]
 
 
-def test_two_devices_in_one_operation(two):
-    first, second = two
-    x = torch.ones(3, device=first)
-    y = torch.ones(3, device=second)
-    for call in (lambda: x + y, lambda: x.add_(y), lambda: torch.where(x > 0, x, y)):
-        with pytest.raises(RuntimeError, match=TWO_DEVICES.format("vgpu:0", "vgpu:1")):
-            call()
-    with pytest.raises(RuntimeError, match=TWO_DEVICES.format("vgpu:0", "cpu")):
-        x * torch.ones(3)
-    with pytest.raises(RuntimeError, match="at least two devices"):
-        torch.add(x, x, out=y)
-
-
 def layer_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, (3,), w[0])
 
@@ -274,17 +261,6 @@ def test_sentences_for_two_gpus(two):
         torch.nn.utils.rnn.pack_padded_sequence(images[0], lengths)
     with pytest.raises(RuntimeError, match=r"^masked_fill_: Expected inputs"):
         torch.ones(2).masked_fill(torch.ones(2) > 0, torch.ones((), device=two[0]))
-
-
-def test_a_device_that_does_not_exist(two):
-    for call in (
-        lambda: torch.ones(2, device="vgpu:2"),
-        lambda: torch.ones(2).to("vgpu:7"),
-        lambda: torch.vgpu.memory_allocated(5),
-        lambda: torch.vgpu.set_device(3),
-    ):
-        with pytest.raises(RuntimeError, match="invalid device ordinal"):
-            call()
 
 
 def test_an_exception_in_backward_reaches_the_program(two):

@@ -55,9 +55,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 warnings.simplefilter("ignore")
-backend = sys.argv[3]
 (device,) = control.start(1)
-join(backend)
+join()
 world = dist.group.WORLD
 results = {}
 
@@ -81,8 +80,7 @@ def rows(*numbers):
 def reduced():
     one = rows(rank + 1.0, 2.0)
     both = functional.all_reduce_coalesced([one, one * 2], "sum", world)
-    names = ("sum", "avg") if backend == "vgpu" else ("sum",)
-    return [*(functional.all_reduce(one, name, world) for name in names), *both]
+    return [*(functional.all_reduce(one, name, world) for name in ("sum", "avg")), *both]
 
 
 @record
@@ -118,8 +116,7 @@ def differentiated():
 @record
 def in_place():
     one = rows(rank + 1.0)
-    name = world.group_name if backend == "vgpu" else world
-    torch.ops._c10d_functional.all_reduce_(one, "sum", name)
+    torch.ops._c10d_functional.all_reduce_(one, "sum", world.group_name)
     return functional.wait_tensor(one) * 10
 
 
@@ -129,16 +126,13 @@ def with_an_output():
     whole, part = one.new_empty(2, 2), one.new_empty(1, 2)
     operations.all_gather_into_tensor_out(one, ranks, world, out=whole)
     functional.wait_tensor(whole)
-    name = "avg" if backend == "vgpu" else "sum"
-    operations.reduce_scatter_tensor_out(whole, name, ranks, world, out=part)
+    operations.reduce_scatter_tensor_out(whole, "avg", ranks, world, out=part)
     return [whole, functional.wait_tensor(part)]
 
 
 @record
 def resharded():
-    mesh = init_device_mesh("vgpu", (ranks,)) if backend == "vgpu" else None
-    if mesh is None:
-        return []
+    mesh = init_device_mesh("vgpu", (ranks,))
     part = DTensor.from_local(rows([rank, 1.0], [2.0, 3.0]), mesh, [Shard(0)])
     columns = part.redistribute(mesh, [Shard(1)])
     summed = DTensor.from_local(rows(rank + 1.0, 5.0), mesh, [Partial()])
@@ -172,7 +166,7 @@ SENT = [[0.0, 10.0], [1.0, 11.0]]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks(PROGRAM, 2, tmp_path_factory.mktemp("ranks"), "vgpu")
+    return run_ranks(PROGRAM, 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow
@@ -203,12 +197,3 @@ def test_functional_collectives_are_on_the_clock(ranks):
         assert spans["in_place"] == [span("allreduce", 4)]
         assert spans["with_an_output"] == there
         assert spans["resharded"] == [span("alltoall", 16), span("allreduce", 8)]
-
-
-@pytest.mark.slow
-def test_a_group_of_gloo_has_the_same_numbers(ranks, tmp_path):
-    """As gloo alone has for tensors of a GPU. It knows nothing of the clock."""
-    for ours, gloo in zip(ranks, run_ranks(PROGRAM, 2, tmp_path, "gloo"), strict=True):
-        assert gloo["sent"]["spans"] == []
-        for name in ("gathered", "scattered", "sent", "differentiated", "in_place"):
-            assert gloo[name]["numbers"] == ours[name]["numbers"]

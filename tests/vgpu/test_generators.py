@@ -65,24 +65,6 @@ def test_subclasses_of_generator(two):
     assert torch.Generator().device.type == "cpu"
 
 
-def test_each_device_has_random_numbers_of_its_own(two):
-    first, second = two
-    torch.manual_seed(7)
-    expected = torch.randn(5)
-    torch.manual_seed(7)
-    # Numbers that the host draws do not change those of the devices.
-    torch.randn(3)
-    assert torch.equal(torch.randn(5, device=first).cpu(), expected)
-    assert torch.equal(torch.randn(5, device=second).cpu(), expected)
-    state = torch.vgpu.get_rng_state(first)
-    drawn = torch.rand(4, device=first).cpu()
-    torch.vgpu.set_rng_state(state, first)
-    assert torch.equal(torch.rand(4, device=first).cpu(), drawn)
-    words = "Expected a 'vgpu' device type for generator but found 'cpu'"
-    with pytest.raises(RuntimeError, match=words):
-        torch.randn(2, device=first, generator=torch.Generator())
-
-
 def test_a_state_has_16_bytes_as_on_cuda(two):
     torch.manual_seed(7)
     state = torch.vgpu.get_rng_state()

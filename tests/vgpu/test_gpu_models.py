@@ -7,18 +7,6 @@ from compare_devices import last
 from multigpu import GPUS
 from multigpu.errors import UserError
 from multigpu.virtual import control
-from multigpu.virtual.sim.presets import LINKS
-
-
-@pytest.mark.parametrize("name", GPUS)
-def test_a_presets_figures_agree_with_each_other(name):
-    gpu = GPUS[name]
-    assert gpu.fp64 < gpu.fp32 <= gpu.tf32 <= gpu.fp16
-    assert gpu.host in LINKS and gpu.bf16 is (gpu.capability >= (8, 0))
-    assert gpu.bf16 or gpu.tf32 == gpu.fp32
-    # FLOPs per SM and second: a clock between 1.1 and 2.7 GHz, with 64 or 128 multiply-adds.
-    cores = 128 if gpu.capability >= (8, 6) else 64
-    assert 1.1e9 < gpu.fp32 / gpu.shares.sms / cores / 2 < 2.7e9
 
 
 def product_seconds(gpu: str, dtype: torch.dtype) -> float:

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -128,34 +127,6 @@ def test_a_wrappers_own_tensors_move_with_it(two):
     assert type(weight.grad) is TwoTensor
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_scripted_module_moves_with_its_parameters(two):
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    moved = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))))
-    moved[0].load_state_dict(plain.state_dict())
-    rows = torch.randn(8, 4)
-    for device in (*two, torch.device("cpu")):
-        moved.to(device)
-        assert {tensor.device for tensor in moved.state_dict().values()} == {device}
-        for model, place in ((plain, "cpu"), (moved, device)):
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            model(rows.to(place)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        for one, other in zip(plain.parameters(), moved.parameters(), strict=True):
-            assert torch.equal(one, other.cpu())
-
-
-def test_torch_does_not_convert_the_fake_parameters_of_a_module(two):
-    """torch refuses Module.double, too: before, the module stayed where it was, silently."""
-    with FakeTensorMode():
-        model = nn.Linear(2, 2)
-        for convert in (model.double, lambda: model.to(two[0])):
-            with pytest.raises(RuntimeError, match="Couldn't swap Linear"):
-                convert()
-
-
 def lazy_model(**options) -> nn.Sequential:
     return nn.Sequential(
         nn.LazyConv2d(2, 3, **options), nn.LazyBatchNorm2d(**options), nn.Flatten(),
@@ -192,34 +163,10 @@ def test_lazy_modules_get_their_memory_on_the_device(two, how):
     assert not torch.equal(weight.cpu(), on_cpu[0].weight)
 
 
-def test_a_lazy_module_gets_its_shape_on_the_device_that_it_has_moved_to(two):
-    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
-    parameters = list(model.parameters())
-    assert model.to(two[1]).double() is model
-    rows = torch.ones(4, 5, device=two[1], dtype=torch.float64)
-    model(rows).sum().backward()
-    assert [type(module) for module in model] == [nn.Linear, nn.BatchNorm1d, nn.Linear]
-    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-    for tensor in (*model.parameters(), model[1].running_mean):
-        assert tensor.device == two[1] and tensor.dtype == torch.float64
-    assert model[0].weight.grad.shape == (3, 5)
-    on_host = nn.LazyLinear(2)
-    assert str(on_host(torch.ones(1, 3)).device) == "cpu"
-    assert type(on_host.weight) is nn.Parameter and not vars(on_host.weight)
-
-
 def test_a_copy_of_a_lazy_module_is_on_its_device(two):
     model = copy.deepcopy(nn.LazyLinear(2).to(two[1]))
     model(torch.ones(1, 3, device=two[1]))
     assert model.weight.device == two[1]
-
-
-def test_a_lazy_module_goes_to_another_dtype_and_back_to_the_host(two):
-    model = nn.LazyLinear(2).to(two[0]).half().cpu()
-    assert model.weight.dtype is torch.float16
-    assert model.bias.device.type == "cpu"
-    model(torch.ones(1, 3, dtype=torch.half))
-    assert type(model.weight) is nn.Parameter
 
 
 def test_what_the_reducer_holds_of_a_module_has_no_memory_after_a_move(two, no_process_group):

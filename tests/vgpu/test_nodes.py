@@ -12,7 +12,6 @@ from multigpu.virtual.sim.network import (
     Network,
     collective_seconds,
     host_copy_seconds,
-    transfer_seconds,
 )
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
@@ -37,17 +36,6 @@ def test_a_transfer_between_two_nodes_takes_the_network():
     assert inside == pytest.approx(1e-3 + 1e-3)
     assert across == pytest.approx(1e-2 + 1e-1)
     assert upload == pytest.approx(host_copy_seconds(1e6, LINKS["PCIe3"], False))
-
-
-def test_without_nodes_every_transfer_takes_the_link():
-    with control.running(count=4, gpu=ROUND, link=CABLE) as devices:
-        assert copy_seconds(devices[0], devices[3]) == pytest.approx(1e-3 + 1e-3)
-
-
-def test_a_shared_adapter_is_divided_between_the_gpus_of_a_node():
-    shared = Link("shared", bandwidth=1e7, latency=1e-2, adapter="node")
-    with control.running(count=4, **NODES | {"between_nodes": shared}) as devices:
-        assert copy_seconds(devices[0], devices[2]) == pytest.approx(1e-2 + 2e-1)
 
 
 def test_the_label_names_both_links():
@@ -79,78 +67,6 @@ def test_the_node_of_a_ranks_device(count, per_node, rank, nodes):
     with control.running(count, compute=False, **more):
         places = [machine.current().node(index, rank) for index in range(count)]
     assert places == nodes
-
-
-GROUPS = """
-(device,) = control.start(1, compute=False, gpus_per_node=2, between_nodes="HDR200")
-join()
-
-
-def group_of(*pairs):
-    groups = [dist.new_group(pair) for pair in pairs]
-    return next(g for g, pair in zip(groups, pairs) if rank in pair)
-
-
-inside, across = group_of((0, 1), (2, 3)), group_of((0, 2), (1, 3))
-results = {}
-
-
-def timed(name, call):
-    dist.barrier()
-    began = control.elapsed()
-    call()
-    dist.barrier()
-    kinds = ("collective", "transfer")
-    events = [e for e in control.timeline(since=began).events if e.kind in kinds]
-    results[name] = [event.end - event.start for event in events]
-
-
-x = torch.zeros(25_000_000, device=device)
-chunk = torch.zeros(25_000_000 // 4, device=device)
-chunks = [torch.zeros_like(chunk) for _ in range(4)]
-timed("inside", lambda: dist.all_reduce(x, group=inside))
-timed("across", lambda: dist.all_reduce(x, group=across))
-timed("everyone", lambda: dist.all_reduce(x))
-timed("allgather", lambda: dist.all_gather(chunks, chunk))
-timed("broadcast", lambda: dist.broadcast(x, 0))
-timed("gather", lambda: dist.gather(chunk, chunks if rank == 3 else None, 3))
-timed("scatter", lambda: dist.scatter(chunk, chunks if rank == 3 else None, 3))
-timed("alltoall", lambda: dist.all_to_all_single(torch.zeros_like(x), x))
-for name, other in (("send inside", rank ^ 1), ("send across", rank ^ 2)):
-    first = rank < other
-    timed(name, lambda: dist.send(x, other) if first else dist.recv(x, other))
-results["label"] = control.label()
-print(json.dumps(results))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_groups_inside_a_node_and_across_nodes(tmp_path):
-    """Four ranks, two on each of two nodes: each group has the time of its own links."""
-    ranks = run_ranks(GROUPS, 4, tmp_path)
-    network = Network(LINKS["NVLink2"], LINKS["HDR200"], 2)
-    nbytes = 100_000_000
-    everyone = network.group(4)
-    expected = {
-        "inside": collective_seconds("allreduce", nbytes, network.group([2, 3])),
-        "across": collective_seconds("allreduce", nbytes, network.group([1, 3])),
-        "everyone": collective_seconds("allreduce", nbytes, everyone),
-        "allgather": collective_seconds("allgather", nbytes, everyone),
-        "broadcast": collective_seconds("broadcast", nbytes, everyone),
-        "gather": collective_seconds("gather", nbytes, everyone),
-        "scatter": collective_seconds("scatter", nbytes, everyone),
-        "alltoall": collective_seconds("alltoall", nbytes, everyone),
-    }
-    for results in ranks:
-        for name, seconds in expected.items():
-            assert results[name] == [pytest.approx(seconds + KERNEL_OVERHEAD)], name
-        link, adapter = LINKS["NVLink2"], LINKS["HDR200"]
-        assert results["send inside"] == [pytest.approx(transfer_seconds(nbytes, link))]
-        assert results["send across"] == [pytest.approx(transfer_seconds(nbytes, adapter))]
-        # 25 GB/s, against 120
-        assert results["across"][0] > 4 * results["inside"][0]
-        assert "2 per node: NVLink2 inside, HDR200 between" in results["label"]
 
 
 TWO_DEVICES = """

@@ -125,30 +125,6 @@ def test_what_a_program_has_removed_itself_is_no_error(monkeypatch):
     assert registry == [1] and nn.Linear.to is nn.Module.to
 
 
-def test_rows_are_undone_in_the_reverse_order(monkeypatch):
-    monkeypatch.setattr(nn, "value", (), raising=False)
-    rows = [
-        Replacement("torch.nn", "value", lambda original, i=i: (*original, i), "one of two")
-        for i in (1, 2)
-    ]
-    table = Table(tuple(rows))
-    table.apply()
-    assert nn.value == (1, 2)
-    table.undo()
-    assert nn.value == ()
-    table.undo()  # nothing is in place: nothing to do
-    assert nn.value == ()
-
-
-def test_an_inherited_attribute_is_inherited_again():
-    before = torch.Tensor.pin_memory
-    table = Table((Replacement("torch.Tensor", "pin_memory", lambda original: fail, "why"),))
-    table.apply()
-    assert torch.Tensor.pin_memory is fail
-    table.undo()
-    assert "pin_memory" not in vars(torch.Tensor) and torch.Tensor.pin_memory is before
-
-
 def test_a_process_group_that_outlives_the_virtual_gpus(no_process_group):
     with control.running(count=1) as (device,):
         dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
@@ -163,16 +139,6 @@ def test_a_process_group_that_outlives_the_virtual_gpus(no_process_group):
             dist.all_reduce(virtual)
     finally:
         dist.destroy_process_group()
-
-
-def test_a_file_after_the_virtual_gpus_have_stopped(tmp_path):
-    with control.running(count=1) as (device,):
-        torch.save(torch.ones(2, device=device), tmp_path / "tensor.pt")
-    # CUDA's message for a machine without GPUs.
-    message = r"torch\.vgpu\.is_available\(\) is False.*map_location"
-    with pytest.raises(RuntimeError, match=message):
-        torch.load(tmp_path / "tensor.pt")
-    assert torch.load(tmp_path / "tensor.pt", map_location="cpu").tolist() == [1, 1]
 
 
 def test_torchs_profiler_works_after_stop():

@@ -30,17 +30,6 @@ def test_a_devices_memory_cannot_be_pinned(two):
         torch.empty(4, device=two[0], pin_memory=True)
 
 
-def test_torch_knows_its_factories_while_virtual_gpus_run(two):
-    with torch.device("meta"):
-        assert torch.empty(2).is_meta and torch.tensor([1]).is_meta
-
-    @torch.jit.script
-    def numbers(n: int) -> torch.Tensor:
-        return torch.zeros(n) + torch.tensor([2.0])
-
-    assert numbers(2).tolist() == [2.0, 2.0]
-
-
 @pytest.mark.parametrize("is_pinned", [True, False])
 def test_the_host_waits_for_a_copy_into_memory_that_is_not_pinned(two, is_pinned):
     x = torch.ones(2**20, device=two[0])
@@ -51,14 +40,6 @@ def test_the_host_waits_for_a_copy_into_memory_that_is_not_pinned(two, is_pinned
     # A new tensor is pinned, as on CUDA.
     assert x.to("cpu", non_blocking=True).is_pinned()
     assert not x.cpu().is_pinned()
-
-
-def test_a_new_tensor_without_numbers_is_pinned_too():
-    with control.running(1, compute=False) as (gpu,):
-        x = torch.ones(2**20, device=gpu)
-        assert x.to("cpu", non_blocking=True).is_pinned()
-        assert x.sum().to("cpu", non_blocking=True).is_pinned()
-        assert not x.cpu().is_pinned()
 
 
 @pytest.mark.parametrize("copy", ["to the GPU", "to the GPU, into a tensor", "back"])

@@ -51,24 +51,6 @@ results.update(first=first, second=second, reader=reader, host=host, side=side.s
 results["elapsed"] = control.elapsed()
 """
 
-SLICES = """
-def starts_after(tensor):
-    tensor.add_(1)
-    return [event for event in machine.current().clock.events() if event.kind == "compute"][-1]
-
-
-flat, y = torch.zeros(2 * 10**7, device=device), torch.zeros(9, device=device)
-control.elapsed()
-halves = flat.chunk(2)
-works = [dist.all_reduce(half, async_op=True) for half in halves]
-results["unrelated"] = starts_after(y)
-results["halves"] = [starts_after(half) for half in halves]
-works = [dist.all_reduce(half, async_op=True) for half in halves]
-results["whole"] = starts_after(flat)
-events = machine.current().clock.events()
-results["collectives"] = [e for e in events if e.kind == "collective"][-4:]
-"""
-
 POLLING = """
 x, y = (torch.zeros(10**7, device=device) for _ in range(2))
 control.elapsed()
@@ -130,7 +112,7 @@ for name in ("streams", "one stream"):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     """The results of each part of the program, by its name, on both ranks."""
-    parts = {"waits": COLLECTIVES, "slices": SLICES, "polling": POLLING, "fsdp": FSDP}
+    parts = {"waits": COLLECTIVES, "polling": POLLING, "fsdp": FSDP}
     program = "".join(
         f"results = everything['{name}'] = {{}}\n{text}" for name, text in parts.items()
     )
@@ -152,14 +134,6 @@ def test_wait_moves_the_current_stream_and_not_the_host(ranks):
         assert rank["waiting"][4] >= rank["reader"][5]
         assert rank["second"][4] == end, "one collective of a group after the other"
         assert rank["after both"][4] == rank["second"][5] < rank["elapsed"]
-
-
-def test_collectives_on_parts_of_one_buffer_do_not_wait_for_each_other(ranks):
-    for rank in (each["slices"] for each in ranks):
-        first, second, _, last = rank["collectives"]
-        assert rank["unrelated"][4] < first[5]
-        assert [half[4] for half in rank["halves"]] == [first[5], second[5]]
-        assert rank["whole"][4] == last[5], "the whole buffer waits for both parts"
 
 
 def test_a_program_can_ask_until_a_collective_is_done(ranks):

@@ -2,26 +2,20 @@
 
 import itertools
 import random
-import threading
 
 import pytest
 import torch
 from compare_devices import CABLE, ROUND, last
-from torch import nn
 
-from multigpu import Gpu, Timeline
 from multigpu.virtual import control
 from multigpu.virtual.sim import machine
-from multigpu.virtual.sim.clock import HOST, Event
-from multigpu.virtual.sim.network import host_copy_seconds
+from multigpu.virtual.sim.clock import Event
 from multigpu.virtual.sim.notes import take_events
-from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS
+from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 from multigpu.virtual.sim.streams import INTERRUPTED, Engine
 
 # `x.add_(1)` on a megabyte: read and written at 1 GB/s.
 ADD = 2e-3 + KERNEL_OVERHEAD
-# A copy of 10 MB from pinned memory over PCIe 3.
-COPY = host_copy_seconds(1e7, LINKS["PCIe3"], pinned=True)
 
 
 @pytest.fixture
@@ -39,27 +33,6 @@ def seconds(event: Event) -> float:
 
 
 # ---- copies ----
-
-
-def test_a_copy_is_in_stream_order(gpus):
-    """PyTorch enqueues a copy on the current streams of its devices, after their earlier
-    work."""
-    first, second = gpus
-    x = megabyte(first)
-    data = megabyte()
-    for rows in (data, data.pin_memory()):
-        x.add_(1)
-        rows.to(first, non_blocking=True)
-        assert last("transfer").start == last().end
-    y = megabyte(second)
-    y.add_(1)
-    x.to(second)
-    assert last("transfer").start == last().end, "the copy waits for its destination, too"
-    x.add_(1)
-    assert last().start == last("transfer").end, "later work of the source waits"
-    x.to("cpu", non_blocking=True)
-    x.add_(1)
-    assert last().start == last("transfer").end
 
 
 def test_a_copy_on_a_side_stream_overlaps_until_a_stream_waits_for_it(gpus):
@@ -126,22 +99,6 @@ def test_copies_in_one_direction_share_a_copy_engine(gpus):
     assert other.start < one.end and back.start < one.end
 
 
-def test_data_parallels_copies_from_the_host_overlap_with_the_computation(gpus):
-    x = torch.zeros(2_500_000, device=gpus[1])
-    model = nn.DataParallel(nn.Linear(2500, 1).to(gpus[0]))
-    data = torch.zeros(500, 2500)
-    x.add_(1)
-    busy = last()
-    model(data)
-    events = control.timeline().events
-    chunks = [event for event in events if event.peer == HOST][-2:]
-    assert [event.device for event in chunks] == [0, 1]
-    assert chunks[1].start < busy.end
-    for chunk in chunks:
-        products = [event for event in events if event.name == "addmm"]
-        assert all(e.start >= chunk.end for e in products if e.device == chunk.device)
-
-
 # ---- kernels ----
 
 
@@ -204,26 +161,6 @@ def test_a_kernel_of_a_high_priority_interrupts(gpus):
     assert sum(map(seconds, rest)) == pytest.approx(2 * ADD)
 
 
-def test_time_that_was_idle_makes_up_for_an_interruption(gpus):
-    first, _ = gpus
-    x, y = megabyte(first), megabyte(first)
-    data = torch.zeros(10_000_000).pin_memory()
-    torch.vgpu.synchronize()
-    x.add_(1)
-    interrupted = last()
-    data.to(first, non_blocking=True)
-    upload = last("transfer")
-    assert seconds(upload) > ADD
-    x.add_(1)
-    late = last()
-    with torch.vgpu.Stream(first, priority=-1):
-        y.add_(1)
-    x.add_(1)
-    assert last().start == late.end, "the interruption was over before the upload ended"
-    (rest,) = [event for event in control.timeline().events if event.name == INTERRUPTED]
-    assert interrupted.end <= rest.start < rest.end < upload.end
-
-
 def test_work_that_was_launched_before_the_first_side_stream_has_the_sms(gpus):
     x, y = megabyte(gpus[0]), megabyte(gpus[0])
     torch.vgpu.synchronize()
@@ -232,17 +169,6 @@ def test_work_that_was_launched_before_the_first_side_stream_has_the_sms(gpus):
     with torch.vgpu.Stream(gpus[0]):
         y.add_(1)
     assert last().start == busy.end
-
-
-def test_streams_of_two_devices_are_independent(gpus):
-    tensors = [megabyte(device) for device in gpus]
-    sides = [torch.vgpu.Stream(device) for device in gpus]
-    torch.vgpu.synchronize(0), torch.vgpu.synchronize(1)
-    for tensor, side in zip(tensors, sides, strict=True):
-        with side:
-            tensor.add_(1)
-    one, two = [event for event in control.timeline().events if event.name == "add_"]
-    assert two.start < one.end
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -370,15 +296,6 @@ def test_set_stream_and_the_current_device(gpus):
     assert isinstance(own, torch.vgpu.Stream) and {side: 1}[torch.vgpu.current_stream(1)]
 
 
-def test_a_thread_starts_on_the_default_streams(gpus):
-    seen = []
-    with torch.vgpu.Stream(gpus[0]) as side:
-        thread = threading.Thread(target=lambda: seen.append(torch.vgpu.current_stream(0)))
-        thread.start()
-        thread.join()
-        assert seen == [torch.vgpu.default_stream(0)] != [side]
-
-
 def test_priorities_and_the_streams_of_a_device(gpus):
     """As in CUDA, a device has 32 streams of each priority, and gives them in turn."""
     stream = torch.vgpu.Stream
@@ -393,30 +310,6 @@ def test_priorities_and_the_streams_of_a_device(gpus):
         stream("cpu")
     with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
         stream("vgpu:2")
-
-
-def test_torchs_general_names(gpus):
-    """torch.Stream, torch.Event and torch.accelerator mean virtual GPUs, too."""
-    first, second = gpus
-    for stream in (torch.Stream(device=second), torch.Stream(1), torch.Stream("vgpu:1")):
-        assert isinstance(stream, torch.vgpu.Stream) and isinstance(stream, torch.Stream)
-        assert stream.device == second and stream != torch.vgpu.default_stream(second)
-    assert isinstance(torch.Event(second), torch.Event)
-    event = torch.Event(enable_timing=True)
-    x = megabyte(second)
-    with stream:
-        assert torch.accelerator.current_stream(second) == stream
-        x.add_(1)
-        event.record()
-    assert event.device == second and not event.query()
-    torch.accelerator.set_stream(stream)
-    assert torch.accelerator.current_stream(1) == stream
-    assert torch.accelerator.current_device_index() == 1
-    with torch.accelerator.device_index(0):
-        assert torch.accelerator.current_stream() == torch.vgpu.default_stream(first)
-    x.record_stream(stream)
-    torch.accelerator.synchronize()
-    assert event.query()
 
 
 def test_streams_after_the_virtual_gpus_have_stopped():
@@ -434,54 +327,6 @@ def test_streams_after_the_virtual_gpus_have_stopped():
 
 
 # ---- a pipeline of copies and kernels ----
-
-
-def prefetching(device: torch.device, overlap: bool, waits: bool = True) -> Timeline:
-    """Eight batches: the copy of a batch overlaps with the computation of the batch before."""
-    batches = [torch.zeros(2_500_000).pin_memory() for _ in range(8)]
-    compute = torch.vgpu.current_stream(device)
-    copies = torch.vgpu.Stream(device) if overlap else compute
-    start = control.elapsed()
-
-    def fetch(batch: torch.Tensor) -> tuple[torch.Tensor, torch.vgpu.Event]:
-        with torch.vgpu.stream(copies):
-            return batch.to(device, non_blocking=True), copies.record_event()
-
-    following = fetch(batches[0])
-    for batch in [*batches[1:], None]:
-        x, arrived = following
-        if batch is not None:
-            following = fetch(batch)
-        if waits:
-            compute.wait_event(arrived)
-        x.record_stream(compute)
-        # Reads 10 MB: about as long as the copy takes.
-        x.view(1000, 2500).sum(1)
-    return control.timeline(since=start)
-
-
-def test_prefetching_on_a_side_stream_hides_the_copies():
-    gpu = Gpu("as fast as its copies", 2**34, 1e7 / COPY, 1e12, 1e12, 1e12, 1e12, "PCIe3")
-    timelines = []
-    for overlap in (True, False):
-        with control.running(count=1, gpu=gpu) as (device,):
-            timelines.append(prefetching(device, overlap))
-    hidden, serial = timelines
-    assert serial.end - serial.start == pytest.approx(8 * 2 * COPY, rel=0.02)
-    assert hidden.end - hidden.start == pytest.approx(9 * COPY, rel=0.02)
-    assert hidden.overlap(0) == pytest.approx(7 / 9, abs=0.02) and serial.overlap(0) == 0
-    for timeline in timelines:
-        kernels = [event for event in timeline.events if event.name == "sum"]
-        copies = [event for event in timeline.events if event.kind == "transfer"]
-        pairs = list(zip(kernels, copies, strict=True))
-        assert all(kernel.start >= copy.end for kernel, copy in pairs)
-
-
-def test_without_wait_event_a_kernel_does_not_wait_for_its_batch(gpus):
-    timeline = prefetching(gpus[0], overlap=True, waits=False)
-    kernels = [event for event in timeline.events if event.name == "sum"]
-    copies = [event for event in timeline.events if event.kind == "transfer"]
-    assert kernels[0].start < copies[0].end
 
 
 def test_the_first_side_stream_sees_work_that_the_recorder_has_taken():

@@ -95,21 +95,6 @@ def test_reading_and_printing(two):
     assert x.note == "kept"
 
 
-def test_to_keeps_ties_identity_and_hooks(two):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    weight = model[0].weight
-    update = torch.optim.SGD(model.parameters(), lr=0.1)
-    for place in (two[0], two[1], torch.device("cpu")):
-        model.to(place)
-        assert model[0].weight is weight
-        assert model[1].weight is weight
-        assert weight.device == place
-        assert update.param_groups[0]["params"][0] is weight
-    assert model.to(two[0]).half()[0].weight.dtype is torch.float16
-    assert model.vgpu(1)[0].weight.device == two[1]
-
-
 def test_data_is_replaced_and_views_share(two):
     x = torch.zeros(2, 3, device=two[0])
     view = x.view(3, 2)[1:]
@@ -130,16 +115,6 @@ def test_data_is_replaced_and_views_share(two):
     out = torch.empty(0, device=two[0])
     torch.add(x, 1, out=out)
     assert out.tolist() == [[8, 8]]
-
-
-def test_a_nested_tensor_of_the_jagged_layout(two):
-    rows = torch.arange(12.0, device=two[1]).reshape(6, 2).requires_grad_()
-    nested = torch.nested.as_nested_tensor([rows[:4], rows[4:]], layout=torch.jagged)
-    assert nested.device == two[1]
-    assert [part.shape for part in (nested * 2).unbind()] == [(4, 2), (2, 2)]
-    assert nested.to_padded_tensor(0.0).sum(1).tolist() == [[12, 16], [18, 20]]
-    (nested * 3).values().sum().backward()
-    assert rows.grad.tolist() == [[3, 3]] * 6
 
 
 def test_layouts_that_virtual_gpus_lack(two):
@@ -166,9 +141,3 @@ def test_a_subclass_that_is_no_wrapper(two):
     assert x.as_subclass(torch.Tensor).add_(1).device == two[0]
     assert x.tolist() == [[2, 2, 2]] * 2
     assert x.names == (None, None)
-
-
-def test_a_function_that_was_compiled_before():
-    compiled = torch.compile(lambda tensor: tensor * 2 + 1)
-    with control.running(count=1) as (device,):
-        assert compiled(torch.ones(2, device=device)).tolist() == [3, 3]

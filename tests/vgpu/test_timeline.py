@@ -15,7 +15,6 @@ from multigpu import Link, plots
 from multigpu.errors import UserError
 from multigpu.virtual import control
 from multigpu.virtual.sim.event import Event
-from multigpu.virtual.sim.spans import merge_spans, subtract_spans
 from multigpu.virtual.sim.timeline import Timeline
 
 
@@ -84,23 +83,6 @@ def test_the_picture_shows_every_event_and_the_label(two):
     assert other.collections
 
 
-def test_subtracted_spans():
-    spans = [(0, 4), (5, 6)]
-    assert subtract_spans(spans, [(1, 2), (3, 5.5)]) == [(0, 1), (2, 3), (5.5, 6)]
-    assert subtract_spans(spans, []) == spans
-    assert subtract_spans(spans, [(0, 9)]) == []
-
-
-def test_merged_spans():
-    assert merge_spans([(3, 4), (0, 1), (0.5, 2), (5, 9)], 0.25, 6) == [
-        (0.25, 2),
-        (3, 4),
-        (5, 6),
-    ]
-    assert merge_spans([(0, 1)], 2, 3) == []
-    assert Timeline([], ["vgpu:0"], 0, 0, "x").busy(0) == 0
-
-
 # ---- why a device does not compute ----
 
 
@@ -143,21 +125,6 @@ def test_what_the_host_launches_late_is_launch_overhead(end):
     assert timeline.breakdown(1)["bubble"] == pytest.approx(0.4)
 
 
-def test_while_the_other_stage_waits_for_the_host_no_bubble_is_counted():
-    """Stage 0 is idle from 2 to 3; stage 1 waits for it from 0 to 5."""
-    timeline = by_hand((0, "compute", 0, 2, None), (0, "compute", 3, 5, None),
-                       (0, "transfer", 5, 6, 1), (1, "compute", 6, 10, None))  # fmt: skip
-    assert timeline.breakdown(1)["bubble"] == pytest.approx(0.4)
-    assert timeline.breakdown(1)["launch"] == pytest.approx(0.1)
-
-
-def test_a_copy_to_the_host_or_behind_computation():
-    """A transfer counts where the device does not compute; the host is no other stage."""
-    timeline = by_hand((0, "transfer", 1, 3, -1), (0, "compute", 2, 10, None), lanes=1)
-    expected = {"compute": 0.8, "transfer": 0.1, "bubble": 0, "launch": 0.1}
-    assert timeline.breakdown(0) == pytest.approx(expected)
-
-
 def test_messages_and_collectives_of_ranks_have_equal_times_instead_of_a_peer():
     """Rank 0 sends at 4, when it is ready; rank 1 has waited for that."""
     for kind in ("transfer", "collective"):
@@ -165,13 +132,6 @@ def test_messages_and_collectives_of_ranks_have_equal_times_instead_of_a_peer():
                            (1, kind, 4, 5, None), (1, "compute", 5, 10, None))  # fmt: skip
         expected = {"compute": 0.5, "transfer": 0.1, "bubble": 0.4, "launch": 0}
         assert timeline.breakdown(1) == pytest.approx(expected), kind
-
-
-def test_the_breakdown_of_nothing():
-    empty = Timeline([], ["vgpu:0"], 0, 0, "x")
-    assert set(empty.breakdown(0).values()) == {0.0}
-    with pytest.raises(UserError, match=r"^3 "):
-        empty.breakdown(3)
 
 
 # A link that costs nothing, and a GPU on which only arithmetic takes time.
@@ -262,16 +222,6 @@ def carried(timeline):
     return [timeline.notes[e] for e in timeline.events if e.kind == "transfer"]
 
 
-def test_transfers_of_a_split_model_are_named(two):
-    first = nn.Linear(4, 4).to(two[0])
-    second = nn.Linear(4, 4).to(two[1])
-    start = control.elapsed()
-    out = second(first(torch.ones(2, 4).to(two[0])).to(two[1]))
-    out.sum().backward()
-    out.cpu()
-    assert carried(control.timeline(start)) == ["inputs", "outputs", "gradients", "results"]
-
-
 def test_transfers_of_data_parallel_are_named(two):
     model = nn.DataParallel(nn.Linear(4, 4).to(two[0]), two)
     images = torch.ones(2, 4, device=two[0])
@@ -279,14 +229,6 @@ def test_transfers_of_data_parallel_are_named(two):
     model(images).sum().backward()
     names = carried(control.timeline(start))
     assert names == ["inputs", "weights", "outputs", "gradients", "gradients"]
-
-
-def test_a_copied_parameter_is_weights(two):
-    weight = nn.Parameter(torch.ones(3, device=two[0]))
-    start = control.elapsed()
-    weight.to(two[1])
-    weight.detach().to(two[1])
-    assert carried(control.timeline(start)) == ["weights", "outputs"]
 
 
 def test_micro_batches_are_numbered_in_forward_and_in_backward(two):
@@ -316,17 +258,6 @@ def test_micro_batches_are_numbered_in_forward_and_in_backward(two):
     assert {"1", "2", "3"} <= {text.get_text() for text in axes.texts}
 
 
-def test_the_number_of_a_micro_batch_is_written_in_its_box():
-    """DDP's last operation comes after the all-reduce, and still belongs to backward."""
-    first = Event(0, "compute", "backward", "mm", 1.0, 2.0)
-    last = Event(0, "compute", "backward", "div", 9.0, 9.1)
-    notes = dict.fromkeys((first, last), "1")
-    timeline = Timeline([first, last], ["GPU 0"], 0.0, 10.0, "simulated", notes)
-    (axes,) = timeline.plot().axes
-    (number,) = [text for text in axes.texts if text.get_text() == "1"]
-    assert 1.0 < number.get_position()[0] < 2.0
-
-
 def test_a_label_that_names_the_contents_does_not_repeat_them():
     """DDP's all-reduce begins at the moment in which a stage sends its last gradients."""
     send = Event(0, "transfer", "backward", "copy", 4.0, 4.1, 1)
@@ -338,61 +269,9 @@ def test_a_label_that_names_the_contents_does_not_repeat_them():
     assert not any(";" in text for text in texts)
 
 
-def test_a_later_transfer_of_the_same_has_its_own_label():
-    """Two transfers beside each other have one label; the third is far away from them."""
-    transfers = [
-        Event(0, "transfer", "backward", "copy", start, start + 0.1, 1)
-        for start in (0.0, 0.2, 8.0)
-    ]
-    notes = dict.fromkeys(transfers, "gradients")
-    timeline = Timeline(transfers, ["GPU 0", "GPU 1"], 0.0, 10.0, "simulated", notes)
-    texts = [text.get_text() for text in timeline.plot().axes[0].texts]
-    assert texts.count("gradients") == 2 * 2  # on both lanes
-
-
 def test_the_share_beside_a_lane_has_the_name_that_is_in_the_legend():
     timeline = by_hand((0, "transfer", 0, 1, 1), (0, "collective", 1, 9, None),
                        (1, "transfer", 0, 8, -1))  # fmt: skip
     texts = [text.get_text() for text in timeline.plot().axes[0].texts]
     assert "busy 0%\ncollective 90%" in texts
     assert "busy 0%\ntransfer 80%\nbubble 10%" in texts, "the bubble is there, too"
-
-
-def test_a_lane_that_is_never_idle_has_no_reason_beside_it():
-    timeline = by_hand((0, "compute", 0, 10, None), (1, "compute", 0, 5, None))
-    texts = [text.get_text() for text in timeline.plot().axes[0].texts]
-    assert "busy 100%" in texts
-    assert "busy 50%\nbubble 50%" in texts
-    texts = [text.get_text() for text in timeline.plot(shares=False).axes[0].texts]
-    assert not any("busy" in text for text in texts)
-
-
-def test_marked_operations_have_the_look_of_the_part(two):
-    x = torch.ones(100, 100, device=two[0])
-    with control.marked("quantise"):
-        x.round()
-    x.add(1)
-    timeline = control.timeline()
-    notes = [timeline.notes.get(e) for e in timeline.events if e.name in ("round", "add")]
-    assert notes == ["quantise", None]
-    legend = timeline.plot().axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()][:2] == ["forward", "quantise"]
-
-
-def test_contents_and_the_time_axis_of_a_picture(two):
-    """`contents` names what the simulation does not know; `until` is the axis' end."""
-    torch.ones(100, 100).to(two[0])
-    timeline = control.timeline()
-    (axes,) = timeline.plot(contents=lambda event: "images", until=1.0).axes
-    assert "images" in [text.get_text() for text in axes.texts]
-    assert axes.get_xlim() == (0, 1) and axes.get_xlabel() == "simulated time (s)"
-
-
-def test_notes_move_with_the_events_of_ranks(two):
-    torch.ones(2, device=two[0]).to(two[1])
-    timeline = control.timeline()
-    whole = Timeline.of_ranks([timeline, timeline])
-    assert [(e.device, note) for e, note in whole.notes.items()] == [
-        (0, "outputs"),
-        (2, "outputs"),
-    ]

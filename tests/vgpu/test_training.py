@@ -2,14 +2,12 @@
 
 import copy
 import inspect
-from threading import Thread
 
 import pytest
 import torch
 from compare_devices import difference, images, mlp, sequences, tokens, train
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multigpu.virtual import control
 
@@ -45,25 +43,6 @@ def test_every_optimizer(two, name):
         assert difference_with(**{implementation: True}) == 0
 
 
-def test_lbfgs(two):
-    torch.manual_seed(0)
-    on_cpu = mlp()
-    on_device = copy.deepcopy(on_cpu).to(two[1])
-    for model, place in ((on_cpu, "cpu"), (on_device, two[1])):
-        data = sequences().to(place)
-        update = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5)
-
-        def closure(model=model, data=data, update=update):
-            update.zero_grad()
-            loss = model(data).square().mean()
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            update.step(closure)
-    assert difference(on_cpu, on_device) <= 1e-6
-
-
 def test_sparse_adam(two):
     torch.manual_seed(0)
     on_cpu = nn.Embedding(20, 8, sparse=True)
@@ -75,57 +54,6 @@ def test_sparse_adam(two):
             model(tokens().to(place)).square().mean().backward()
             update.step()
     assert (on_cpu.weight - on_device.weight.cpu()).abs().max() == 0
-
-
-def test_foreach_is_the_default_as_on_a_gpu(two):
-    calls = []
-    update = torch.optim.SGD(mlp().to(two[0]).parameters(), lr=0.1)
-
-    class Record(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            calls.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    for group in update.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    with Record():
-        update.step()
-    assert any("_foreach_" in name for name in calls)
-
-
-def test_clipping_schedulers_and_hooks(two):
-    norms = []
-
-    def clip(model):
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01).item())
-
-    def make():
-        model = mlp()
-        model[0].register_forward_hook(lambda module, args, out: out * 2)
-        model[2].register_full_backward_hook(
-            lambda module, inputs, outputs: tuple(grad * 3 for grad in inputs)
-        )
-        model[0].weight.register_hook(lambda grad: grad * 0.5)
-        return model
-
-    # The norm is a sum of norms, which foreach may add in another order.
-    assert train(mlp, sequences(), device=two[1], after_backward=clip)[0] <= 1e-8
-    assert norms[:3] == pytest.approx(norms[3:])
-    torch.manual_seed(0)
-    on_cpu = make()
-    on_device = make()
-    on_device.load_state_dict(on_cpu.state_dict())
-    on_device.to(two[1])
-    for model, place in ((on_cpu, "cpu"), (on_device, two[1])):
-        update = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(update, max_lr=0.5, total_steps=4)
-        for _ in range(3):
-            update.zero_grad()
-            model(sequences().to(place)).square().mean().backward()
-            update.step()
-            schedule.step()
-    assert difference(on_cpu, on_device) == 0
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -148,21 +76,6 @@ def test_autocast_casts_a_weight_once(two, is_kept):
     names = [e.name for e in control.timeline(since).events if e.phase == "forward"]
     # The rows and the weights are cast, and the output to float32.
     assert names.count("_to_copy") == 1 + (1 if is_kept else 3) + 1
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_weight_that_was_cast_without_gradients_gets_one(two, mode):
-    """As with a teacher's forward in the block: the copy that is kept has its graph."""
-    torch.manual_seed(0)
-    on_cpu = nn.Linear(16, 16, bias=False)
-    on_device = copy.deepcopy(on_cpu).to(two[1])
-    rows = torch.randn(4, 16)
-    for layer, place in ((on_cpu, "cpu"), (on_device, two[1])):
-        with torch.autocast(torch.device(place).type, dtype=torch.bfloat16):
-            with mode():
-                assert not layer(rows.to(place)).requires_grad
-            layer(rows.to(place)).float().sum().backward()
-    assert torch.equal(on_device.weight.grad.cpu(), on_cpu.weight.grad)
 
 
 def test_a_loss_that_overflows_in_16_bit_is_refused(two):
@@ -231,11 +144,3 @@ def test_inference_mode_takes_views_of_tensors_from_outside(two, make):
     with torch.inference_mode():
         inside = on_device * 2
         assert inside[1:].is_inference()
-
-
-def test_backward_in_a_thread_of_the_program(two):
-    weight = torch.ones(3, device=two[1], requires_grad=True)
-    thread = Thread(target=lambda: (weight * 2).sum().backward())
-    thread.start()
-    thread.join()
-    assert weight.grad.tolist() == [2, 2, 2]

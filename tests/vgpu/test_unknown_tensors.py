@@ -51,24 +51,6 @@ def test_a_checkpoint_of_shapes(shapes, location, weights_only):
     optimizer.step()
 
 
-def test_a_state_that_is_copied_to_the_host_first(shapes):
-    model, _ = trained(shapes[0])
-    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    weight = state["0.weight"]
-    assert weight.device == torch.device("cpu")
-    assert (weight.shape, weight.dtype) == ((32, 64), torch.float32)
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    for values in (state, torch.load(file)):
-        model.load_state_dict(values)
-    before = torch.vgpu.memory_allocated(shapes[1])
-    moved = weight.to(shapes[1])
-    assert moved.device == shapes[1]
-    assert torch.vgpu.memory_allocated(shapes[1]) - before == 32 * 64 * 4
-    weight.copy_(moved)
-
-
 def test_a_module_that_moves_to_the_host_and_back(shapes):
     model, _ = trained(shapes[0])
     weight = model[0].weight

@@ -3,9 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from multigpu import LINKS, NETWORKS
 from multigpu.virtual import control
@@ -49,40 +46,6 @@ def collectives(name: str) -> list[float]:
 def seconds(name: str, nbytes: float, ranks: int | range) -> float:
     """The seconds of a collective of these ranks, by the model of the network."""
     return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NODES.group(ranks))
-
-
-def test_the_groups_of_a_mesh_are_on_their_ranks_nodes(world):
-    device = world(1024, rank=9)
-    mesh = init_device_mesh("vgpu", (128, 8), mesh_dim_names=("between", "inside"))
-    x = torch.zeros(10**7, device=device)
-    for name, ranks in (("inside", range(8)), ("between", range(1, 1024, 8))):
-        assert mesh.get_local_rank(name) == 1
-        dist.all_reduce(x, group=mesh.get_group(name))
-        expected = seconds("allreduce", x.nbytes, ranks)
-        assert collectives("allreduce")[-1] == pytest.approx(expected)
-
-
-def test_fsdp2_on_64_gpus_shards_and_overlaps(world):
-    device = world(64)
-    mesh = init_device_mesh("vgpu", (64,))
-    layers = [nn.Linear(8192, 8192, bias=False, device=device) for _ in range(4)]
-    model = nn.Sequential(*layers)
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    weights = 4 * 8192 * 8192 * 4
-    assert torch.vgpu.memory_allocated() == weights // 64
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x = torch.zeros(16384, 8192, device=device)
-    start = control.elapsed()
-    model(x).square().mean().backward()
-    optimizer.step()
-    timeline = control.timeline(since=start)
-    gathers = [e for e in timeline.events if e.name == "allgather"]
-    expected = seconds("allgather", weights / 4, 64)
-    assert [e.end - e.start for e in gathers] == pytest.approx([expected] * len(gathers))
-    busy = timeline.busy(device, "collective")
-    assert timeline.overlap(device) > 0.5 * busy > 0.01
 
 
 def test_numbers_are_as_if_every_rank_had_this_ranks(world):

@@ -78,14 +78,6 @@ def test_a_block_gives_the_gpus_before_it_back():
     assert not face.is_on()
 
 
-def test_a_link_of_ones_own():
-    slow = multigpu.Link("1 MiB/s", bandwidth=2**20, latency=0.0)
-    with multigpu.gpus(2, link=slow, shapes_only=True) as (first, second):
-        began = multigpu.elapsed()
-        torch.empty(2**20, dtype=torch.uint8, device=first).to(second)
-        assert multigpu.elapsed() - began == pytest.approx(1, rel=0.01)
-
-
 def test_what_multigpu_virtual_gave_is_not_replaced(monkeypatch):
     multigpu.gpus(2)
     monkeypatch.setenv(VARIABLE, Options().to_json())
@@ -99,18 +91,3 @@ def test_a_slurm_job_whose_gpus_torch_does_not_see(monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     with pytest.raises(UserError, match=r"gave this node 4 GPUs, but torch .* sees none"):
         multigpu.gpus(2)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"count": 0}, "0"),
-        ({"clock": "fast"}, "fast"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_starts_nothing(wrong, words):
-    with pytest.raises(UserError, match=words):
-        multigpu.gpus(**wrong)
-    assert not face.is_on()
-    with pytest.raises(AttributeError):
-        multigpu.nothing  # noqa: B018

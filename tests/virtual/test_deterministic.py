@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from multigpu.virtual import control, face
+from multigpu.virtual import face
 from multigpu.virtual.options import Options
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
@@ -143,28 +143,6 @@ def test_with_warn_only_it_warns_once_and_computes(fresh_cuda, name):
     assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-MORE = {
-    "put_": lambda x: x.put(indices(0), x[:1]),
-    "median CUDA": lambda x: x.nanmedian(0),
-    "scatter_reduce_cuda_kernel": lambda x: x.scatter(0, indices(0, 1), x[:2], reduce="add"),
-    "upsample_bilinear2d_backward_out_cuda": backward(
-        lambda: torch._C._nn.upsample_bilinear2d(ones(*IMAGE), (8, 8), False)
-    ),
-    "max_pool3d_with_indices_backward_cuda": backward(
-        lambda: torch._C._nn.max_pool3d_with_indices(ones(*VOLUME), 2)
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The reduce argument")
-@pytest.mark.parametrize("name", MORE)
-def test_other_calls_of_the_list_are_refused(fresh_cuda, name):
-    call = MORE[name]
-    torch.use_deterministic_algorithms(True)
-    with pytest.raises(RuntimeError, match=name):
-        call(torch.ones(3, device="cuda")) if call.__code__.co_argcount else call()
-
-
 COMPUTED = {
     "cumsum": lambda: torch.ones(3, device="cuda").cumsum(0),
     "a matrix product": lambda: nn.Linear(4, 4).cuda()(ones(2, 4)).sum().backward(),
@@ -205,14 +183,6 @@ def test_what_cuda_computes_is_computed(fresh_cuda, name):
     COMPUTED[name]()
 
 
-def test_the_debug_mode_is_the_same_switch(fresh_cuda):
-    torch.set_deterministic_debug_mode("error")
-    with pytest.raises(RuntimeError, match="median CUDA with indices output does not have"):
-        ones(3).median(0)
-    torch.set_deterministic_debug_mode("default")
-    ones(3).median(0)
-
-
 def test_a_warning_is_at_the_line_of_the_program(fresh_cuda):
     torch.use_deterministic_algorithms(True, warn_only=True)
     with pytest.warns(UserWarning, match="median CUDA") as caught:
@@ -233,12 +203,3 @@ def test_shapes_are_refused_in_each_call():
                     x.median(0)
         finally:
             face.take_off()
-
-
-def test_by_the_name_vgpu_nothing_is_refused():
-    (device,) = control.start(1)
-    try:
-        torch.use_deterministic_algorithms(True)
-        assert torch.ones(3, device=device).median(0).values.item() == 1
-    finally:
-        control.stop()

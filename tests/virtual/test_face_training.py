@@ -136,38 +136,3 @@ def test_all_spellings_of_autocast(cuda):
     assert decorated().dtype == torch.float16
     with torch.autocast("cpu"):
         assert nn.Linear(4, 4)(torch.ones(2, 4)).dtype == torch.bfloat16
-
-
-class Doubled(torch.autograd.Function):
-    """An operation with a backward of its own, in float32 also under autocast."""
-
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
-    def forward(ctx, rows):
-        return rows * 2
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx, grad):
-        assert grad.dtype == torch.float32
-        return grad * 2
-
-
-def test_functions_of_ones_own_under_autocast(cuda):
-    leaf = torch.ones(2, device="cuda", requires_grad=True)
-    with torch.autocast("cuda"):
-        out = Doubled.apply(leaf.half())
-    assert out.dtype == torch.float32 and out.is_cuda
-    out.sum().backward()
-    assert leaf.grad.tolist() == [2, 2]
-
-
-def test_optimizer_states_follow_the_model(cuda):
-    model = nn.Linear(2, 2).cuda()
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 2, device="cuda")).sum().backward()
-    optimizer.step()
-    again = torch.optim.Adam(nn.Linear(2, 2).cuda(1).parameters())
-    again.load_state_dict(optimizer.state_dict())
-    (state,) = {entry["exp_avg"].device for entry in again.state.values()}
-    assert state == torch.device("cuda:1")

@@ -153,34 +153,6 @@ print(json.dumps([pickled, active["entries"], as_json, of_gloo]))
     assert "frames" not in as_json["entries"][0] and len(as_json["entries"]) == 8
 
 
-def test_parts_of_other_sizes_and_a_scatter(tmp_path):
-    found = results(
-        tmp_path,
-        """
-start()
-x = full(0, 3)
-dist.all_gather([full(0, 1), full(0, 2)], full(0, 1 + rank))
-dist.reduce_scatter(full(0, 1 + rank), [full(0, 1), full(0, 2)])
-dist.scatter(x, [x, x] if rank == 0 else None)
-found = json.loads(torch._C._distributed_c10d._dump_nccl_trace_json())["entries"]
-print(json.dumps([
-    [entry[key] for key in ("profiling_name", "input_sizes", "output_sizes", "op_id")]
-    for entry in found
-]))
-""",
-    )
-    for rank, entries in enumerate(found):
-        assert entries == [
-            ["nccl:_broadcast_oop", [[1]], [[1]], 1],
-            ["nccl:_broadcast_oop", [[2]], [[2]], 2],
-            ["nccl:ALLGATHER_coalesced", [], [], 2],
-            ["nccl:_reduce_oop", [[1]], [[1]], 3],
-            ["nccl:_reduce_oop", [[2]], [[2]], 4],
-            ["nccl:REDUCE_SCATTER_coalesced", [], [], 4],
-            ["nccl:scatter", [[3]], [[3], [3]] if rank == 0 else [[0]], 5],
-        ]
-
-
 def test_a_recorder_that_is_off_has_no_entries(tmp_path):
     found = results(
         tmp_path,

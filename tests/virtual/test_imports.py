@@ -1,6 +1,5 @@
 """What happens right after a program's `import torch`, in this process."""
 
-import gc
 import sys
 
 import pytest
@@ -28,18 +27,6 @@ def test_a_process_gets_the_gpus_that_it_sees(monkeypatch, asked):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     imports.put_on()
     assert asked == [Options(gpus=4), Options(gpus=2)]
-
-
-@pytest.mark.parametrize("was_enabled", [True, False])
-def test_no_garbage_is_collected_during_the_start(monkeypatch, asked, was_enabled):
-    during = []
-    monkeypatch.setattr(face, "put_on", lambda options: during.append(gc.isenabled()))
-    (gc.enable if was_enabled else gc.disable)()
-    try:
-        imports.put_on()
-        assert during == [False] and gc.isenabled() is was_enabled
-    finally:
-        gc.enable()
 
 
 def test_without_memory_a_process_ends_with_a_sentence(monkeypatch, capsys, asked):

@@ -28,22 +28,6 @@ os._exit(0)
         assert "Duplicate GPU detected : rank" in text
 
 
-def test_two_ranks_on_one_gpu_again(tmp_path):
-    """The error comes each time, until each rank takes a GPU of its own."""
-    for *errors, last in results(
-        tmp_path,
-        """
-dist.init_process_group("nccl")
-errors = [error_of(dist.all_reduce, full(1)), error_of(dist.all_gather_object, [0, 0], 1)]
-torch.cuda.set_device(rank)
-x = full(1)
-dist.all_reduce(x)
-print(json.dumps([*errors, x.item()]))
-""",
-    ):
-        assert all("Duplicate GPU detected" in error for error in errors) and last == 2.0
-
-
 def test_device_id_connects_at_once(tmp_path):
     """Two ranks on one GPU are an error of init_process_group itself."""
     for found in results(
@@ -382,42 +366,6 @@ def test_a_wrong_program_stands_still_and_says_why(stood_still, name):
     assert likely in said
 
 
-def test_messages_in_a_circle_stand_still(tmp_path):
-    """Each host waits until the other rank of its first message is there, as on GPUs."""
-    for process in run(
-        tmp_path,
-        """
-start()
-x = full(0)
-work = dist.isend(full(rank), (rank + 1) % 3)
-dist.recv(x, (rank - 1) % 3)
-""",
-        3,
-    ):
-        assert process.returncode == -signal.SIGABRT, process.stdout
-        (said,) = re.findall("^  likely: .*$", process.stdout, re.MULTILINE)
-        assert "ranks 0, 1, 2 send in a circle" in said and "batch_isend_irecv" in said
-
-
-def test_a_barrier_holds_up_the_host(tmp_path):
-    """A first isend waits for a host that waits in a barrier on GPUs, too."""
-    first, second = run(
-        tmp_path,
-        """
-start()
-x = full(1)
-dist.barrier()
-if rank == 0:
-    dist.isend(x, 1)
-dist.barrier()
-if rank == 1:
-    dist.recv(x, 0)
-""",
-    )
-    assert first.returncode == second.returncode == -signal.SIGABRT, first.stdout
-    assert "rank 0 waits in send to rank 1" in first.stdout
-
-
 def test_a_late_rank_ends_the_group_after_its_own_timeout(tmp_path):
     first, _ = run(
         tmp_path,
@@ -501,22 +449,6 @@ print(json.dumps([x.item(), y.item()]))
     assert found == [[2.0, 0.0], [2.0, 0.0]]
 
 
-def test_torchs_own_check_with_detail(tmp_path):
-    text = results(
-        tmp_path,
-        """
-dist.set_debug_level(dist.DebugLevel.DETAIL)  # TORCH_DISTRIBUTED_DEBUG, when torch is imported
-start()
-x = full(1, 4)
-call = dist.all_reduce if rank else dist.broadcast
-print(json.dumps(error_of(call, x, **({} if rank else {"src": 0}))), flush=True)
-os._exit(0)
-""",
-    )[1]
-    assert "Detected mismatch between collectives on ranks. Rank 1 is running" in text
-    assert "OpType=ALLREDUCE" in text and "device=cuda" in text
-
-
 def test_the_condition_around_a_line(tmp_path):
     path = tmp_path / "program.py"
     path.write_text("if rank == 0:\n    call()\nif ready:\n    call()\n")
@@ -587,27 +519,6 @@ os._exit(0)
     error = "DistBackendError: NCCL communicator was aborted on rank 0. "
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == [handling == 2, error, error, 1, True, 4]
-
-
-def test_options_of_a_group(tmp_path):
-    found = results(
-        tmp_path,
-        """
-options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-start()
-more = {"group_desc": "mine", "device_id": torch.device("cuda", rank)}
-group = dist.new_group([0, 1], timedelta(seconds=5), pg_options=options, **more)
-own = group.options
-found = [group.bound_device_id.index, group.group_desc, own.group_name == group.group_name]
-found += [own.is_high_priority_stream, own.backend, own._timeout.seconds]
-dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9), group)
-dist.all_reduce(full(1), group=group)
-entries = json.loads(torch._C._distributed_c10d._dump_nccl_trace_json())["entries"]
-print(json.dumps([*found, own._timeout.seconds, entries[0]["timeout_ms"]]))
-""",
-    )
-    for rank, own in enumerate(found):
-        assert own == [rank, "mine", True, True, "nccl", 5, 9, 9000]
 
 
 def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(tmp_path):

@@ -40,7 +40,3 @@ def test_ddp_has_the_numbers_of_two_processes_on_the_cpu(tmp_path):
     assert found.keys() == expected.keys()
     for name, weights in expected.items():
         torch.testing.assert_close(found[name], weights, rtol=0, atol=1e-6)
-
-
-def test_the_page_has_six_examples():
-    assert len(BLOCKS) == 6

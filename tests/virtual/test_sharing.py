@@ -45,15 +45,6 @@ def test_a_worker_cannot_use_the_gpu(cuda):
         list(loader)
 
 
-def test_pinned_memory(cuda):
-    pinned = torch.ones(4).pin_memory()
-    assert pinned.is_pinned() and not torch.ones(4).is_pinned() and not pinned.is_cuda
-    copied = pinned.cuda(non_blocking=True)
-    assert copied.tolist() == [1, 1, 1, 1]
-    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda\.FloatTensor"):
-        copied.pin_memory()
-
-
 def test_tensors_of_a_gpu_are_shared_memory(cuda):
     tensor = torch.ones(2, device="cuda:1")
     assert tensor.is_shared() and tensor.share_memory_() is tensor

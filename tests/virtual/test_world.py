@@ -194,17 +194,6 @@ def test_ranks_of_one_torchrun_share_a_node(tmp_path):
     assert seconds[0] == seconds[1]
 
 
-def test_the_environment_is_a_ranks_under_torchrun(tmp_path):
-    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
-    script = write(
-        tmp_path,
-        f"import os, torch\nprint([os.environ[name] for name in {names}], "
-        f"torch.cuda.device_count(), torch.distributed.is_torchelastic_launched())\n",
-    )
-    done = virtual(tmp_path, "--world", 64, "--as-rank", 29, *NODES, script)
-    assert "['29', '64', '5', '8', '3'] 8 True" in done.stdout
-
-
 def test_mp_spawn_starts_the_rank_that_runs(tmp_path):
     script = write(
         tmp_path,
@@ -232,14 +221,6 @@ def test_a_program_that_cannot_run_twice_has_no_range(tmp_path):
     assert "the second run ended with exit code 1, so the times below are no range" in text
     assert "step" in numbers and "step_at_peaks" not in numbers
     assert "at data-sheet peaks" not in text
-
-
-def test_a_program_that_goes_on_from_its_checkpoint_has_no_range(tmp_path):
-    begin = "import os, sys\nif os.path.exists('weights.pt'):\n    sys.exit()\n"
-    write(tmp_path, begin + DDP + "torch.save(model.state_dict(), 'weights.pt')\n")
-    text, numbers = report(tmp_path, "--world", 2, "--shapes-only", "program.py")
-    assert "the second run made no step, as if it went on from the first run's" in text
-    assert "step" in numbers and "step_at_peaks" not in numbers
 
 
 def test_steps_end_the_program(tmp_path):

@@ -30,7 +30,6 @@ def write(header, body=b""):
         each.sendall(struct.pack("!II", len(header), len(body)) + header + body)
 '''
 WRONG = "\ndef total(numbers):\n    return 0.0\n"
-OWN = "a frame is a message of its own process only"
 PLAIN = "what is no plain data ends the process, and the verdict says so"
 
 
@@ -123,16 +122,6 @@ for number in (-1, 0, "x", None, 10 ** 400):
 """),
     ),
     Attack(
-        "requests without their fields",
-        "an exception in the network",
-        PLAIN,
-        6,
-        _mean("""
-write({"ask": {"kind": "recv", "group": [], "peer": {}, "tag": None, "tensors": [None]},
-       "number": {}})
-"""),
-    ),
-    Attack(
         "a root that does not exist",
         "an exception in the network",
         "what cannot be carried out is a verdict",
@@ -143,15 +132,6 @@ for root in (-9, 10 ** 30, True, 2.5):
            "number": 0})
 time.sleep(9)
 """),
-    ),
-    Attack(
-        "a request outside of ranks",
-        "a collective in a question without ranks",
-        PLAIN,
-        6,
-        _total(
-            'write({"ask": {"kind": "barrier", "group": "g", "tensors": []}, "number": 0})'
-        ),
     ),
     Attack(
         "a million gates",
@@ -206,27 +186,6 @@ while True:
         _total('while True: write({"hello": "x" * 100_000})'),
     ),
     Attack(
-        "replies without end",
-        "to let the checks read for ever",
-        "a reply is its answer, and a constant deserves the visible point",
-        7,
-        _total('while True: write({"reply": {"value": 6.0}})'),
-    ),
-    Attack(
-        "deep frames",
-        "to end the parser",
-        PLAIN,
-        6,
-        _total(r'write(b"[" * 1_000_000)'),
-    ),
-    Attack(
-        "no JSON in a frame",
-        "an exception in the checks",
-        PLAIN,
-        6,
-        _total(r'write(b"\xff\x80\x05cos\nsystem\n")'),
-    ),
-    Attack(
         "many tensors over the same bytes",
         "memory of the checks: 9,000 tensors of 64 MB each, from one frame",
         "the tensors of a frame must lie one after the other",
@@ -246,22 +205,6 @@ write(header.encode(), bytes(size))
         _total("""
 write({"reply": {"value": tensor([0, 2 ** 80], 0)}})
 """),
-    ),
-    Attack(
-        "negative and huge sizes",
-        "an exception, or bytes of others, in the checks",
-        PLAIN,
-        6,
-        _total("""
-write({"reply": {"value": tensor([-1], -4, -4)}})
-"""),
-    ),
-    Attack(
-        "a list as a dict's key",
-        "an exception in the checks",
-        PLAIN,
-        6,
-        _total(r'write(b"""{"dict": [[{"list": []}, 1]]}""")'),
     ),
     Attack(
         "the socket closed",

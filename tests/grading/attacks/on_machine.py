@@ -49,13 +49,6 @@ ATTACKS = [
         _call("while True: pass"),
     ),
     Attack(
-        "an endless loop in C",
-        "the time of the batch, without the interpreter",
-        TIME,
-        6,
-        _call("ctypes.CDLL(None).pause()\nsum(iter(int, 1))", "import ctypes"),
-    ),
-    Attack(
         "a loop that ignores interrupts",
         "the time of the batch",
         TIME,
@@ -88,16 +81,6 @@ for number in range(1, 65):
         },
     ),
     Attack(
-        "threads that do not end",
-        "a process that does not end",
-        TIME,
-        6,
-        _call(
-            "for _ in range(30): threading.Thread(target=spin).start()\nos.close(1)",
-            "import os, threading\ndef spin():\n    while True: pass",
-        ),
-    ),
-    Attack(
         "a fork bomb",
         "all processes of the machine",
         "a limit of processes; " + NAMESPACE,
@@ -105,32 +88,11 @@ for number in range(1, 65):
         _call("while True:\n    try: os.fork()\n    except OSError: pass", "import os"),
     ),
     Attack(
-        "a fork bomb on each rank",
-        "all processes of the machine",
-        "a limit of processes; " + NAMESPACE,
-        6,
-        {
-            "mean": "# answer: mean\nimport os\ndef mean(tensor):\n    while True:\n"
-            "        try: os.fork()\n        except OSError: pass\n"
-        },
-    ),
-    Attack(
         "memory of one process",
         "all memory of the machine",
         MEMORY,
         6,
         _call("keep = []\nwhile True: keep.append(bytearray(b'x' * (64 << 20)))"),
-    ),
-    Attack(
-        "memory of many processes",
-        "all memory of the machine, 200 MB in each process",
-        MEMORY,
-        6,
-        _call(
-            "for _ in range(40):\n    if os.fork() == 0:\n        keep = b'x' * (200 << 20)\n"
-            "        time.sleep(60)\ntime.sleep(60)",
-            "import os, time",
-        ),
     ),
     Attack(
         "memory of all ranks",
@@ -143,17 +105,6 @@ for number in range(1, 65):
         },
     ),
     Attack(
-        "memory that moves",
-        "processes that hand their memory to a child and end",
-        MEMORY,
-        6,
-        _call(
-            "keep = b'x' * (1 << 30)\nfor _ in range(5):\n    if os.fork() == 0: break\n"
-            "keep = bytearray(keep)\nwhile True:\n    if os.fork(): os._exit(0)",
-            "import os",
-        ),
-    ),
-    Attack(
         "shared memory",
         "4 GB of memory shared with children",
         "anonymous shared memory is refused",
@@ -162,13 +113,6 @@ for number in range(1, 65):
             "address = map(4 << 30, 0x21)\nlibc.memset(address, 1, 4 << 30)\ntime.sleep(60)",
             MAP,
         ),
-    ),
-    Attack(
-        "shared memory that nobody shows",
-        "6 GB that a process wrote and released, and a child keeps",
-        "anonymous shared memory is refused",
-        6,
-        _call(HIDE.format(flags="0x21", fd=-1), MAP),
     ),
     Attack(
         "/dev/zero, shared",
@@ -258,21 +202,6 @@ for _ in range(8):
             open("/tmp/@MARK@", "a").write("x")
 """,
             "import os, time",
-        ),
-    ),
-    Attack(
-        "signals",
-        "SIGKILL, SIGSTOP and SIGINT to its parent, to 1, to all and to other numbers",
-        NAMESPACE,
-        6,
-        _call(
-            """
-for number in (19, 2, 15, 9):
-    for process in (os.getppid(), 1, -1, *range(500, 4000)):
-        try: os.kill(process, number)
-        except OSError: pass
-""",
-            "import os",
         ),
     ),
     Attack(

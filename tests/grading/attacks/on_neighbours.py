@@ -25,7 +25,6 @@ def _total(code: str, before: str = "import ctypes, os, socket, time") -> dict[s
 FILE = "file = open(os.path.__file__)\n"
 LIBC = "libc = ctypes.CDLL(None, use_errno=True)\n"
 OR_FAIL = "if result < 0: raise OSError(ctypes.get_errno(), 'refused')"
-LOCK = "struct.pack('hhqqi', 0, 0, 7, 1, 0))"
 
 OWN = "each process has namespaces of its own"
 OLD = "path = os.path.join(os.path.dirname(os.__file__), 'this.py')\n"
@@ -61,63 +60,6 @@ ATTACKS = [
         _mean(FILE + "fcntl.lockf(file, fcntl.LOCK_SH)"),
     ),
     Attack(
-        "a lock that is only asked for",
-        "to read which bytes another rank has locked",
-        REFUSED,
-        6,
-        _mean(FILE + "fcntl.fcntl(file, fcntl.F_GETLK, " + LOCK, "import fcntl, os, struct"),
-    ),
-    Attack(
-        "a lock of an open file",
-        "a lock that outlives the process (F_OFD_SETLK)",
-        REFUSED,
-        6,
-        _mean(FILE + "fcntl.fcntl(file, 37, " + LOCK, "import fcntl, os, struct"),
-    ),
-    Attack(
-        "a BSD lock on a file that all see",
-        "a message to the next submission",
-        REFUSED,
-        6,
-        _mean(FILE + "fcntl.flock(file, fcntl.LOCK_SH)"),
-    ),
-    Attack(
-        "a lease on a file",
-        "to hold up who opens it",
-        REFUSED,
-        6,
-        _mean(
-            "open('lease', 'w').close()\nfile = open('lease')\n"
-            "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)"
-        ),
-    ),
-    Attack(
-        "inotify on a folder that all see",
-        "to see what another rank opens",
-        REFUSED,
-        6,
-        _total(LIBC + "result = libc.inotify_init1(0)\n" + OR_FAIL),
-    ),
-    Attack(
-        "notices of a folder",
-        "to see what another rank opens, by fcntl",
-        REFUSED,
-        6,
-        _mean("fcntl.fcntl(os.open('/usr', os.O_RDONLY), fcntl.F_NOTIFY, 0x80000001)"),
-    ),
-    Attack(
-        "names of processes",
-        "a message to the other rank in /proc",
-        "it sees only its own processes",
-        6,
-        _mean(
-            """
-assert [name for name in os.listdir("/proc") if name.isdigit()]
-""",
-            "import os",
-        ),
-    ),
-    Attack(
         "the kernel's log",
         "to read what other processes did",
         REFUSED,
@@ -125,34 +67,11 @@ assert [name for name in os.listdir("/proc") if name.isdigit()]
         _total(LIBC + "result = libc.klogctl(10, None, 0)\n" + OR_FAIL),
     ),
     Attack(
-        "larger buffers of sockets",
-        "4 GiB in sockets, which belong to no process",
-        REFUSED,
-        6,
-        _total(
-            "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 27)"
-        ),
-    ),
-    Attack(
         "sockets without end",
         "memory in sockets of the usual size",
         "a process has at most 64 open files",
         6,
         _total("keep = [socket.socketpair() for _ in range(60)]"),
-    ),
-    Attack(
-        "larger pipes",
-        "memory in pipes, and the limit that all processes of a user share",
-        REFUSED,
-        6,
-        _mean("fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)"),
-    ),
-    Attack(
-        "vmsplice",
-        "pages that a pipe holds after the process has released them",
-        REFUSED,
-        6,
-        _total(LIBC + "result = libc.vmsplice(os.pipe()[1], None, 0, 0)\n" + OR_FAIL),
     ),
     Attack(
         "tee",
@@ -163,13 +82,6 @@ assert [name for name in os.listdir("/proc") if name.isdigit()]
             LIBC + "ends = [os.pipe(), os.pipe()]\nos.write(ends[0][1], b'x')\n"
             "result = libc.tee(ends[0][0], ends[1][1], 1, 2)\n" + OR_FAIL
         ),
-    ),
-    Attack(
-        "splice",
-        "pages of a file that a pipe holds",
-        REFUSED,
-        6,
-        _total(FILE + "os.splice(file.fileno(), os.pipe()[1], 1)"),
     ),
     Attack(
         "asynchronous input and output",
@@ -230,16 +142,6 @@ for _ in range(40):
         ),
     ),
     Attack(
-        "a port between ranks",
-        "the other rank's tensor without a collective",
-        OWN,
-        6,
-        _across(
-            "socket.create_server(('127.0.0.1', 29511)).accept()[0].sendall(b'x')",
-            "assert socket.create_connection(('127.0.0.1', 29511)).recv(1)",
-        ),
-    ),
-    Attack(
         "a file between ranks",
         "the other rank's tensor without a collective",
         "each process has a /tmp and a /dev/shm of its own",
@@ -287,18 +189,6 @@ for _ in range(40):
         ),
     ),
     Attack(
-        "processes of others by netlink",
-        "what starts and ends on the machine (the proc connector)",
-        OWN,
-        6,
-        _total(
-            "s = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11); s.bind((0, 1))\n"
-            "s.send(struct.pack('IHHIIIIIIHHI', 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1))\n"
-            "s.settimeout(1); s.recv(1)",
-            "import socket, struct",
-        ),
-    ),
-    Attack(
         "huge pages",
         "memory that no process's size shows (MAP_HUGETLB)",
         REFUSED,
@@ -328,13 +218,6 @@ for _ in range(40):
         "a process has no such right",
         6,
         _total("os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"),
-    ),
-    Attack(
-        "a lower nice value",
-        "the cores of the neighbour",
-        "a process has no such right",
-        6,
-        _total("os.nice(-1)"),
     ),
     Attack(
         "memory that is never swapped",

@@ -33,17 +33,6 @@ class Everything:
 
 ATTACKS = [
     Attack(
-        "print replaced",
-        "a print that says right",
-        APART,
-        6,
-        _before("""
-import builtins, sys
-builtins.print = lambda *a, **k: sys.stdout.write('right: it is the sum\\n')
-print()
-"""),
-    ),
-    Attack(
         "comparisons replaced",
         "abs, all, sorted, isinstance, len that please",
         APART,
@@ -56,30 +45,11 @@ builtins.all = builtins.any = operator.eq = lambda *a, **k: True
 """),
     ),
     Attack(
-        "isclose and allclose replaced",
-        "math.isclose, torch.allclose, torch.equal that are always true",
-        APART,
-        6,
-        _before("""
-import math, torch
-math.isclose = torch.allclose = torch.equal = lambda *a, **k: True
-torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=torch.bool)
-torch.Tensor.__eq__ = torch.Tensor.equal = torch.Tensor.allclose = lambda *a, **k: True
-"""),
-    ),
-    Attack(
         "equal to everything",
         "an object whose comparisons are true",
         "only plain data crosses: exact types, and the bytes of tensors",
         6,
         _returns(EVERYTHING, "Everything()"),
-    ),
-    Attack(
-        "equal to everything, as the guess",
-        "an object whose comparisons are true",
-        "only plain data crosses: exact types, and the bytes of tensors",
-        8,
-        {"guess_bytes": f"# answer: guess_bytes\n{EVERYTHING}\nguess_bytes = Everything()\n"},
     ),
     Attack(
         "a float that lies",
@@ -194,18 +164,6 @@ sys.path.insert(0, "/tmp")
 """),
     ),
     Attack(
-        "modules replaced",
-        "sys.modules full of objects that are equal to everything",
-        APART,
-        6,
-        _before(f"""
-import sys
-{EVERYTHING}
-for name in ("json", "struct", "socket", "threading", "math", "random"):
-    sys.modules[name] = Everything()
-"""),
-    ),
-    Attack(
         "a pickle",
         "an object that runs code where it is unpickled",
         "nothing is unpickled",
@@ -225,13 +183,6 @@ for name in ("json", "struct", "socket", "threading", "math", "random"):
         "an exception of any kind is a verdict",
         6,
         _returns("", "(_ for _ in ()).throw(KeyboardInterrupt)"),
-    ),
-    Attack(
-        "os._exit",
-        "no verdict, a time limit, or the end of the kernel",
-        "the end of its process is a verdict",
-        6,
-        _before("import os\nos._exit(0)"),
     ),
     Attack(
         "an error whose text forges a verdict",

@@ -30,39 +30,8 @@ for pattern in {paths!r}:
 
 ATTACKS = [
     Attack("solutions read", "the solution notebook", HIDDEN, 6, _reads("@SOLUTION@")),
-    Attack(
-        "all solutions read",
-        "lessons, tests and the history of the course",
-        HIDDEN,
-        6,
-        _reads(
-            "@CHECKOUT@/lessons", "@CHECKOUT@/tests", "@CHECKOUT@/.git", "@CHECKOUT@/*.toml"
-        ),
-    ),
     Attack("the secret read", "secret.txt of the hidden seeds", HIDDEN, 6, _reads("@SECRET@")),
-    Attack(
-        "grades and outcomes read",
-        "the output folder",
-        HIDDEN,
-        6,
-        _reads("@GRADES@", "@GRADES@/**/*"),
-    ),
     Attack("another submission read", "a neighbour's notebook", HIDDEN, 6, _reads("@OTHER@")),
-    Attack(
-        "expected outputs read",
-        "the grader's own temporary files",
-        HIDDEN,
-        6,
-        _reads(
-            "/tmp/*",
-            "/var/tmp/*",
-            "/run/*",
-            "/dev/shm/*",
-            "/home/*",
-            "/root/.ssh",
-            "/root/.c*",
-        ),
-    ),
     Attack(
         "memory of other processes read",
         "/proc/*/mem, environ, fd, cwd and root",
@@ -124,21 +93,6 @@ for address in (("127.0.0.1", int("@PORT@")), ("10.0.0.1", 80), ("1.1.1.1", 53))
     except OSError: pass
 for line in open("/proc/net/tcp").readlines()[1:]:
     return True
-"""),
-    ),
-    Attack(
-        "a connection to an abstract socket",
-        "unix sockets, which are no files",
-        "it has a network of its own, without any other machine",
-        6,
-        _finds("""
-for line in open("/proc/net/unix").readlines()[1:]:
-    if "@ABSTRACT@" in line: return True
-link = socket.socket(socket.AF_UNIX)
-try:
-    link.connect("\\0@ABSTRACT@")
-    return True
-except OSError: pass
 """),
     ),
     Attack(
