@@ -105,7 +105,7 @@ lab: my-copy
 	@python -m jupyterlab --config=lessons/.jupyter/lab.py
 
 test-long: $(INSTALLED)
-	@echo "running the tests that make test leaves out for their time: about 2 minutes on 2 cores"
+	@echo "running the tests that make test leaves out for their time: about 8 minutes on 2 cores"
 	pytest -m long tests --numprocesses=2
 
 test-mutations: $(INSTALLED)

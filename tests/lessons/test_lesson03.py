@@ -66,6 +66,7 @@ def proof_with_one_gpu(script) -> prove.Proof:
     return prove.run([str(script)], gpus=2, reference=str(SINGLE), steps=2, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_layers_on_two_gpus_learn_what_one_gpu_learns(in_forks):
     found = proof_with_one_gpu(SCRIPT)
@@ -88,6 +89,7 @@ def pipeline_proof(script, ranks: int, *flags: object) -> prove.Proof:
     return prove.run(words, reference=one_gpu, steps=4, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "schedule", "micro_batches"), [(2, "1f1b", 4), (3, "gpipe", 5)]

@@ -20,6 +20,7 @@ def proof(script, data) -> prove.Proof:
     return prove.run(words, gpus=2, steps=6, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_spawned_ranks_learn_what_one_gpu_learns(in_forks, few_digits):
     found = proof(SCRIPT, few_digits())

@@ -27,6 +27,7 @@ def proof(path, data) -> prove.Proof:
     return prove.run([str(word) for word in words], gpus=4, steps=6, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_replicas_of_two_stages_learn_what_one_gpu_learns(in_forks, few_digits):
     found = proof(SCRIPT, few_digits())

@@ -41,6 +41,7 @@ def proved(script, data) -> prove.Proof:
     return prove.run([str(word) for word in words], steps=6, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(in_forks, few_digits):
     found = proved(SCRIPT, few_digits())

@@ -47,6 +47,7 @@ def proof(tmp_path, data, stem: str, strategy: str, right: str = "", wrong: str 
     return prove.run([*launcher, str(path), *map(str, flags)], steps=6, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ranks_compute_what_one_computes(in_forks, tmp_path, few_digits):
     """By the strategy horovod; tests/prove has the other exact ones."""

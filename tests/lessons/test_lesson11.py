@@ -33,6 +33,7 @@ def proved(script, data, *flags, **how) -> prove.Proof:
     return prove.run([str(word) for word in words], steps=6, timeout=100, **how)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "how"),

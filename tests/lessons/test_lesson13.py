@@ -25,6 +25,7 @@ def proof(path, data, *flags: object) -> prove.Proof:
     return prove.run([str(word) for word in words], steps=6, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_strong_scaling_on_two_ranks_computes_what_one_rank_computes(in_forks, few_digits):
     found = proof(SCRIPT, few_digits())

@@ -119,7 +119,9 @@ def proof(tmp_path: Path, data: Path, program: Path = SCRIPT, **fault: str) -> p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [SCRIPT, ZERO], ids=["fsdp", "ZeRO-3"])
+@pytest.mark.parametrize(
+    "program", [pytest.param(SCRIPT, marks=pytest.mark.long), ZERO], ids=["fsdp", "ZeRO-3"]
+)
 def test_two_ranks_equal_one(in_forks, tmp_path, few_digits, program):
     found = proof(tmp_path, few_digits(), program)
     assert found.verdict == "holds", str(found)

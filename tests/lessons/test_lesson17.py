@@ -162,6 +162,7 @@ def test_a_rank_talks_to_those_on_its_lines(experiments, shape):
             assert others == {*members} - {rank}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stored_prediction_is_what_the_command_gives(experiments, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -217,6 +218,7 @@ def test_a_checkpoint_of_four_ranks_is_loaded_by_two(tmp_path, npz):
         assert done.returncode == 2 and words in done.stdout, done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_proof_holds_on_eight_virtual_gpus(tmp_path, npz):
     flags = f"--data {npz()} --out {tmp_path / 'o'}"

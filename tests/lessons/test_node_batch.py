@@ -34,7 +34,7 @@ def proved(script, data, nodes: int) -> prove.Proof:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_ddp2_learns_from_the_nodes_batches(in_forks, few_digits, nodes):
     found = proved(SCRIPT, few_digits(), nodes)
     assert found.verdict == "holds", str(found)

@@ -18,6 +18,7 @@ def test_other_ways_equal_one_gpu(tmp_path, flags):
     assert proof(SCRIPT, tmp_path, *flags.split(), gpus=2).verdict == "holds"
 
 
+@pytest.mark.long
 def test_adapters_that_each_rank_draws_for_itself_fail(tmp_path):
     own = f"torch.manual_seed(rank)\n            {ADAPTERS}"
     wrong = proof(SCRIPT, tmp_path, "--lora", "--fsdp", right=ADAPTERS, wrong=own, gpus=2)
