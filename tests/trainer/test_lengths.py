@@ -114,3 +114,11 @@ class Two(regression_net.Net):
 def test_max_steps_ends_a_batch_that_makes_several():
     assert trained(Two(), max_steps=5, max_epochs=-1).global_step == 6
     assert trained(Two(), max_epochs=1).global_step == 20
+
+
+def test_training_on_nothing():
+    empty = DataLoader(regression_net.rows(3), 4, drop_last=True)
+    with pytest.warns(UserWarning, match=r"no batches.* nothing is learned"):
+        assert trained(regression_net.Net(), empty).global_step == 0
+    run = trained(regression_net.Net(), batches(), limit_train_batches=0)
+    assert run.global_step == 0
