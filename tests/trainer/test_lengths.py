@@ -124,5 +124,5 @@ def test_training_on_nothing():
         assert trained(regression_net.Net(), empty).global_step == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the user wants no batch
-        run = trained(regression_net.Net(), batches(), limit_train_batches=0)
+        run = trained(regression_net.Net(), batches(), batches(), limit_train_batches=0)
     assert run.global_step == 0
