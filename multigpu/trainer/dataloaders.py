@@ -209,8 +209,11 @@ def num_batches(loader: Any) -> float:
         return float("inf")
 
 
-def limit_batches(batches: float, limit: int | float | None, name: str) -> float:
-    """Limit `batches` by `limit`: a number of batches, or a fraction of them (1.0 is all)."""
+def limit_batches(settings: Settings, batches: float, name: str) -> float:
+    """Limit `batches` by limit_<name>_batches: a number, or a fraction (1.0 is all)."""
+    limit = getattr(settings, f"limit_{name}_batches")
+    overfits = settings.overfit_batches and name in ("train", "val")
+    name = "overfit_batches" if overfits else f"limit_{name}_batches"
     if limit is None or (isinstance(limit, float) and limit == 1.0):
         return batches
     if isinstance(limit, float):

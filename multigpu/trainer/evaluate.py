@@ -42,7 +42,7 @@ class EvaluationLoop:
     """Runs one of the three stages over one or several dataloaders.
 
     stage      "validate", "test" or "predict"
-    prefix     the stage's part of the hooks' names
+    prefix     the stage's part of the hooks' names; `data_name`: that of the dataloaders'
     shares     this rank's share of each dataloader
     is_empty   whether there is no batch on any rank: no hook is then called
     uneven     whether some ranks get one batch more than others
@@ -52,6 +52,7 @@ class EvaluationLoop:
         self.run = run
         self.stage = stage
         self.prefix = PREFIX[stage]
+        self.data_name = "val" if stage == "validate" else stage
         self.step_name = f"{self.prefix}_step"
         self.several = len(loaders) > 1
         self.keeps_outputs = keeps_outputs
@@ -66,19 +67,15 @@ class EvaluationLoop:
         self.shares = [self._share(loader) for loader in loaders]
         self.results = run.new_results(training=False)
         limits = [share.limit for share in self.shares]
-        run.state.num_batches["val" if stage == "validate" else stage] = limits
+        run.state.num_batches[self.data_name] = limits
 
     def _share(self, whole: Any) -> Share:
         """This rank's share of the user's dataloader."""
         run = self.run
         settings = run.settings
         loader = dataloaders.prepare_for_rank(settings, run.strategy, whole, training=False)
-        validates = self.stage == "validate"
-        name = "limit_val_batches" if validates else f"limit_{self.stage}_batches"
-        limit = getattr(settings, name)
-        if settings.overfit_batches and validates:
-            name = "overfit_batches"
-        batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
+        length = dataloaders.num_batches(whole)
+        batches = dataloaders.limit_batches(settings, length, self.data_name)
         self.is_empty &= batches == 0
         if self.num_shards == 1 or loader is whole:
             return Share(loader, sharded=False, limit=batches)

@@ -306,12 +306,10 @@ class FitLoop:
 
     def _is_done_within_epoch(self) -> bool:
         settings = self.run.settings
-        # >=: in manual optimization, one batch can make several steps.
-        steps_made = (
-            settings.max_steps != -1 and self.progress.global_step >= settings.max_steps
-        )
+        state = self.run.state
         # A rank that goes on alone stops with the epoch, when all ranks agree.
-        return steps_made or (self.together and may_stop(settings, self.run.state))
+        stops = self.together and may_stop(settings, state)
+        return stops or steps_are_made(settings, state)
 
     def estimated_steps(self) -> float:
         """The number of optimizer steps in the whole run; infinity if nothing limits it."""
@@ -328,13 +326,17 @@ class FitLoop:
 
 def reason_to_stop(settings: Settings, state: State) -> str:
     """Why no further epoch begins, in Lightning's words; "" if one begins."""
-    progress = state.progress
-    if settings.max_steps != -1 and progress.global_step >= settings.max_steps:
+    if steps_are_made(settings, state):
         return f"`max_steps={settings.max_steps}` reached"
     limited = settings.max_epochs not in (None, -1)
-    if limited and progress.current_epoch >= settings.max_epochs:
+    if limited and state.progress.current_epoch >= settings.max_epochs:
         return f"`max_epochs={settings.max_epochs}` reached"
     return "`trainer.should_stop` was set" if may_stop(settings, state) else ""
+
+
+def steps_are_made(settings: Settings, state: State) -> bool:
+    """Whether max_steps is reached; a manual training_step can make several steps."""
+    return settings.max_steps != -1 and state.progress.global_step >= settings.max_steps
 
 
 def may_stop(settings: Settings, state: State) -> bool:

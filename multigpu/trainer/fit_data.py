@@ -68,8 +68,7 @@ class FitData:
             settings, run.strategy, train, training=True
         )
         self.length = dataloaders.num_batches(self.loader)
-        name = "overfit_batches" if settings.overfit_batches else "limit_train_batches"
-        limited = dataloaders.limit_batches(self.length, settings.limit_train_batches, name)
+        limited = dataloaders.limit_batches(settings, self.length, "train")
         self.batches = self._shortest_of_ranks(limited)
         if self.batches == 0:
             run.state.warn_once(

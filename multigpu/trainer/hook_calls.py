@@ -34,11 +34,6 @@ class Hooks:
         for callback in self.callbacks:
             callback._trainer = self.trainer
 
-    def detach(self) -> None:
-        """Take the Trainer from the callbacks, so that they can be pickled alone."""
-        for callback in self.callbacks:
-            callback._trainer = None
-
     def overrides(self, name: str) -> bool:
         """Whether the module overrides this method."""
         return is_overridden(name, self.module, LightningModule)

@@ -127,8 +127,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Move the batch's tensors, and other objects that have `.to`, to `device`."""
 
     def move_tensor(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == device:
-            return tensor
         return tensor.to(device, non_blocking=device.type != "cpu")
 
     def move_other(value: Any) -> Any:

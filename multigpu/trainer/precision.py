@@ -13,12 +13,9 @@ from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 from multigpu.nested import map_tensors
 
-# What users write → Lightning's name. Plain 16 means mixed: the weights stay in 32 bit.
-NAMES = {
-    "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed",
-    "32-true": "32-true", "64-true": "64-true", "16-true": "16-true", "bf16-true": "bf16-true",
-    "16-mixed": "16-mixed", "bf16-mixed": "bf16-mixed",
-}  # fmt: skip
+NAMES = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
+# The short names. Plain 16 means mixed: the weights stay in 32 bit.
+SHORT = {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 TYPES = {"32": torch.float32, "64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -36,9 +33,10 @@ class Precision:
 
     def __init__(self, precision: str | int = "32-true", device: torch.device | None = None):
         device = device or torch.device("cpu")
-        if str(precision) not in NAMES:
-            raise UserError(f"precision is {precision!r}: expected one of {', '.join(NAMES)}.")
-        self.name = NAMES[str(precision)]
+        self.name = SHORT.get(str(precision), precision)
+        if self.name not in NAMES:
+            known = ", ".join((*SHORT, *NAMES))
+            raise UserError(f"precision is {precision!r}: expected one of {known}.")
         if self.name == "16-mixed" and device.type == "cpu":
             if is_rank_zero():
                 warnings.warn(

@@ -104,22 +104,22 @@ class Run:
 
     def has_loader(self, name: str) -> bool:
         """Whether there is a dataloader for `name`: "train", "val", "test" or "predict"."""
-        return self.given.get(name) is not None or self._source(name) is not None
+        return self.given.get(name) is not None or self._loader_method(name) is not None
 
     def find_loader(self, name: str) -> Any:
         """The user's dataloader, else the data module's, else the module's, else None."""
-        loader = self.given.get(name)
-        source = self._source(name)
-        if loader is None and source is not None:
-            loader = getattr(source, f"{name}_dataloader")()
-        return loader
+        if self.given.get(name) is not None:
+            return self.given[name]
+        method = self._loader_method(name)
+        return method() if method is not None else None
 
-    def _source(self, name: str) -> Any:
-        """The data module or the module that has the method `name`_dataloader."""
+    def _loader_method(self, name: str) -> Callable[[], Any] | None:
+        """The data module's or the module's own method `name`_dataloader."""
         method = f"{name}_dataloader"
-        if is_overridden(method, self.datamodule, DataHooks):
-            return self.datamodule
-        return self.module if self.hooks.overrides(method) else None
+        for source in (self.datamodule, self.module):
+            if is_overridden(method, source, DataHooks):
+                return getattr(source, method)
+        return None
 
     def move_to_cpu(self) -> None:
         """Move the module and the optimizers' states to the CPU, at the end of a run."""

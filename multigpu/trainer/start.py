@@ -41,7 +41,6 @@ def run_stage(run: Run, task: Task) -> Any:
         for logger in run.loggers:
             logger.finalize("failed")
         run.log.outside()
-        run.hooks.detach()
         run.strategy.on_exception(error)
         run.strategy.detach()
         run.move_to_cpu()
@@ -52,7 +51,6 @@ def run_stage(run: Run, task: Task) -> Any:
         datamodule.teardown(stage=stage)
     for callback in run.callbacks:
         callback.teardown(run.hooks.trainer, module, stage=stage)
-    run.hooks.detach()
     module.teardown(stage=stage)
     for logger in run.loggers:
         logger.finalize("success")

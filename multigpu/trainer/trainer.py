@@ -348,6 +348,7 @@ class Trainer(Settings):
         model = self.run.model if self.run else None
         return model.module if isinstance(model, StepModule) else model
 
+    precision_plugin = property(lambda self: self.run.precision if self.run else None)
     datamodule = property(lambda self: self.run.datamodule if self.run else None)
     # This rank's shard of the training data, and the user's validation dataloaders.
     train_dataloader = property(lambda self: self.state.loaders.get("train"))

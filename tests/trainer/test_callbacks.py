@@ -3,13 +3,14 @@
 import inspect
 import math
 import re
+from types import SimpleNamespace
 
 import lightnings
 import plain_net
 import pytest
 import small_net
 import torch
-from lightnings import fit
+from lightnings import fake, fit
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
@@ -235,3 +236,14 @@ def test_a_modules_own_callbacks_are_refused():
     model.configure_callbacks = list
     with pytest.raises(UserError, match=r"configure_callbacks.* callbacks to the Trainer"):
         small_net.fitted(model)
+
+
+def test_one_rank_stops_all():
+    trainer = fake(
+        strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: not all),
+        callback_metrics={"a": torch.tensor(1.0)},
+    )
+    stopping = callbacks.EarlyStopping("a")
+    stopping.setup(trainer, None, "fit")
+    stopping.on_train_epoch_end(trainer, None)
+    assert trainer.should_stop

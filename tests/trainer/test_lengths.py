@@ -1,5 +1,7 @@
 """How much a run does: epochs, steps, limits, and when it may stop."""
 
+import warnings
+
 import pytest
 import regression_net
 import small_net
@@ -114,3 +116,13 @@ class Two(regression_net.Net):
 def test_max_steps_ends_a_batch_that_makes_several():
     assert trained(Two(), max_steps=5, max_epochs=-1).global_step == 6
     assert trained(Two(), max_epochs=1).global_step == 20
+
+
+def test_training_on_nothing():
+    empty = DataLoader(regression_net.rows(3), 4, drop_last=True)
+    with pytest.warns(UserWarning, match=r"no batches.* nothing is learned"):
+        assert trained(regression_net.Net(), empty).global_step == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the user wants no batch
+        run = trained(regression_net.Net(), batches(), batches(), limit_train_batches=0)
+    assert run.global_step == 0

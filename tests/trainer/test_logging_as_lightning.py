@@ -4,7 +4,7 @@ import lightnings
 import pytest
 import torch
 from refusals import names
-from small_net import Net, cpu, rows
+from small_net import Net, cpu, make_net, rows
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from trainer_user import csv_rows, data, trainer
@@ -183,3 +183,9 @@ def test_a_logger_is_called_by_lightnings_keywords(tmp_path):
     run.fit(user(ours)())
     assert (["lr-SGD"], 1) in logger.calls
     assert (["epoch", "val_loss"], 2) in logger.calls
+
+
+def test_a_callback_outside_of_a_run_cannot_log():
+    callback = ours.Callback()
+    cpu(callbacks=[callback]).fit(make_net(), DataLoader(rows(4), 2))
+    names(lambda: callback.log("x", 1.0), "self.log('x')", "hook")

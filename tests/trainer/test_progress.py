@@ -119,3 +119,14 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(refresh_rate, apart):
     *within, last = drawn_at
     assert len(within) > 30 and last == 1000
     assert all(b - a >= apart for a, b in pairwise([0, *within]))
+
+
+def test_an_endless_epoch_has_a_bar_without_a_total_and_an_exception_closes_it():
+    terminal = Terminal()
+    bar = TQDMProgressBar()
+    trainer = fake(state=SimpleNamespace(fn="fit", num_batches={"train": float("inf")}))
+    with contextlib.redirect_stdout(terminal):
+        run_epoch(bar, trainer)
+        bar.on_exception(trainer, None, RuntimeError())
+    assert "4it" in terminal.getvalue() and "%" not in terminal.getvalue()
+    assert printed_by(bar, "b") == "b\n"

@@ -133,3 +133,15 @@ def test_a_mistake_in_the_users_init_is_the_users(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
     with pytest.raises(TypeError, match="has no len"):
         Faulty.load_from_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_a_missing_weight_is_an_error_unless_strict_is_false(tmp_path):
+    run, path = plain_net.trainer(tmp_path), tmp_path / "a.ckpt"
+    run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
+    run.save_checkpoint(path)
+    content = torch.load(path)
+    content["state_dict"].pop("layer.bias")
+    torch.save(content, path)
+    with pytest.raises(UserError, match=r"layer.bias"):
+        plain_net.Net.load_from_checkpoint(path)
+    plain_net.Net.load_from_checkpoint(path, strict=False)

@@ -52,18 +52,6 @@ class Exchange:
         return decompress(self.messages, self.vector.dtype).flatten()[: len(self.vector)]
 
 
-def byte_mean(vector: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Return the ranks' mean of a vector (N,), exchanged as bytes: the same bits on all ranks.
-
-    All ranks must call it. With one rank it returns `vector`.
-    """
-    if dist.get_world_size(group) == 1 or not len(vector):
-        return vector
-    exchange = Exchange(vector, group)
-    exchange.gather()
-    return exchange.finish()
-
-
 class ByteHook:
     """A DDP communication hook that averages buckets as bytes during backward.
 

@@ -29,7 +29,7 @@ class Callback:
     # True for callbacks that write checkpoints: they are called last, because they save what
     # the others have changed.
     saves = False
-    # The Trainer of the run; None between runs. `self.log` needs it.
+    # The Trainer of the last run. `self.log` needs it.
     _trainer: Trainer | None = None
 
     def log(self, name: str, value: Any, *args: Any, **keywords: Any) -> None:
