@@ -126,7 +126,7 @@ def of_kind(events: list, *names: str) -> list[tuple[float, float]]:
 
 def test_wait_moves_the_current_stream_and_not_the_host(ranks):
     for rank in (each["waits"] for each in ranks):
-        _, kind, _, _, start, end, peer, stream = rank["first"]
+        _, kind, _, _, start, end, peer, stream, _ = rank["first"]
         assert (kind, peer, stream) == ("collective", None, rank["side"])
         assert rank["host"] < end, "the host continues"
         assert rank["reader"][4] == end
