@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-import time
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from commands import run_script
 from small_disk import small_disk
 
-from multigpu import checkpoint, files
+from multigpu import checkpoint
 from multigpu.elastic import CheckpointFolder, Writer, checkpoint_name, report_lost_ranks
 from multigpu.errors import UserError
 from multigpu.launch import World
@@ -306,25 +306,17 @@ def test_an_error_of_the_program_in_the_thread_ends_training_once(folder):
     assert writer.saved == newest_step(folder) == 2
 
 
-def test_what_is_written_is_the_copy_of_the_moment(folder, monkeypatch):
-    """Training changes the weights while a thread writes them."""
+def test_what_is_written_is_the_copy_of_the_moment(folder):
+    """Training changes the weights before a thread writes them."""
     weights = torch.zeros(1000)
-    started, go_on = [], []
-    original = files.atomic
-
-    def slow(path):
-        started.append(path)
-        while not go_on:
-            time.sleep(0.001)
-        return original(path)
-
-    monkeypatch.setattr(files, "atomic", slow)
     writer = Writer(folder)
+    go_on = threading.Event()
+    writer.thread.submit(go_on.wait)
     writer.save(1, {**content(1), "parts": {"weights": weights}})
-    weights += 1  # while the thread waits, or before it begins
-    go_on.append(True)
+    weights += 1
+    go_on.set()
     writer.wait()
-    assert started and folder.newest()[1]["parts"]["weights"].sum() == 0
+    assert folder.newest()[1]["parts"]["weights"].sum() == 0
 
 
 @pytest.mark.parametrize(
