@@ -8,6 +8,7 @@ import jupytext
 import pytest
 from attack import (
     FOLDER,
+    MARK,
     Attack,
     fingerprint,
     graded,
@@ -17,12 +18,13 @@ from attack import (
     target,
 )
 from attacked_zip import ENTRIES, FOLDER_ENTRIES, NAMES, Entry, write_folder, write_zip
-from known import notebook, reference
+from known import changed, notebook, reference, solved
 
 from multigpu import sandbox
 from multigpu.grading import reports
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, read
+from multigpu.grading.solution import find as find_solution
 from multigpu.grading.submissions import Submission, find
 
 CHECKOUT = Path(__file__).parents[2]
@@ -163,11 +165,36 @@ def test_no_entry_of_a_zip_or_folder_gains_or_writes(solution, rows, tmp_path) -
     assert marked_files(CHECKOUT) == []
 
 
+def test_no_plan_is_fast_by_other_means(rows, tmp_path) -> None:
+    """The attacks answer lesson 15's question about speed alone."""
+    lesson = find_solution("15")
+    right = solved(lesson.lesson, "plan")
+    slower = changed(right, ("gather(block + 1)", "pass"), ("gather(block - 1)", "pass"))
+    texts = {"MARK": MARK}
+    batch = {
+        each.name: notebook(lesson, {"plan": each.text("plan", texts)})
+        for each in load("speed.py")
+    }
+    files = {"fast": right, "not gathered ahead": slower}
+    files = {name: notebook(lesson, {"plan": text}) for name, text in files.items()}
+    results = graded(lesson, mixed(batch, files), tmp_path / "out")
+
+    rows += [row(each, results[each.name]) for each in load("speed.py")]
+    assert {name: result.earned for name, result in results.items()} == {
+        **dict.fromkeys(batch, 0.0),
+        "fast": 5.0,
+        "not gathered ahead": 1.0,
+    }
+    times = {name: result.questions[-1].seconds for name, result in results.items()}
+    assert min(filter(None, times.values())) == times["fast"]
+    assert marked_files(CHECKOUT) == []
+
+
 def write_reports(solution: Solution, results: dict[str, Result], output: Path) -> None:
     """Write all reports, and look for what a name or an answer could do to them."""
     released = {each.name: solution.released_answer(each) for each in solution.questions}
     reports.write(
-        list(results.values()), [], output, "attacks", "Attacks", released, "Attacks"
+        list(results.values()), [], output, "attacks", "Attacks", released, "Attacks", "key"
     )
     for name in ("gradebook.csv", "canvas.csv", "moodle.csv"):
         with open(output / name, newline="", encoding="utf-8-sig") as file:

@@ -12,6 +12,9 @@ from graded import ANSWER, question, result
 from multigpu.errors import UserError
 from multigpu.grading import feedback, question_statistics, regrade, reports, similarity
 from multigpu.grading.results import Note
+from multigpu.grading.times import Standing
+
+NONE = Standing([], "key")
 
 EVIL = (
     "</pre><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -56,7 +59,7 @@ def test_a_page_of_feedback():
         "first", "rw", "w", printed="rank 0: hello", notes=["there are two cells"]
     )
     anna = result("anna", first, question("second", "b"), notes=[Note("an older file")])
-    text = Page(feedback.page(anna, "05-ddp-cluster", "DDP")).text
+    text = Page(feedback.page(anna, "05-ddp-cluster", "DDP", NONE)).text
     for said in (
         "first: line of check 2",
         "rank 0: hello",
@@ -75,7 +78,7 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
         hidden = question("first", "r", status)
         hidden.parts[1].lines = ["SECRET of the check", "SECRET seed 7"]
         [one] = [result("anna", hidden)]
-        text = feedback.page(one, "05", "DDP")
+        text = feedback.page(one, "05", "DDP", NONE)
         assert "SECRET" not in text
         assert "check 2" in text
         word = {"r": "right", "w": "wrong", "b": "not graded"}[status]
@@ -85,7 +88,7 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
 
 def test_a_blank_answer_is_named_once_per_check():
     [one] = [result("anna", question("first", "w", "w", answer="", blank=True))]
-    text = Page(feedback.page(one, "05", "DDP")).text
+    text = Page(feedback.page(one, "05", "DDP", NONE)).text
     assert text.count("no answer") == 2
     assert "line of check" not in text
     assert "Your answer" not in text
@@ -93,7 +96,7 @@ def test_a_blank_answer_is_named_once_per_check():
 
 def test_a_blocked_page_has_no_score():
     [one] = [result("anna", question("first", "rb"))]
-    text = Page(feedback.page(one, "05", "DDP")).text
+    text = Page(feedback.page(one, "05", "DDP", NONE)).text
     assert "0 / 4" not in text
     assert "– / 4" in text
 
@@ -101,7 +104,7 @@ def test_a_blocked_page_has_no_score():
 def test_no_text_becomes_markup():
     plain = question("first", "w", "w", printed="x", notes=["x"], answer="x")
     one = result("x", plain, notes=[Note("x")])
-    expected = Page(feedback.page(one, "x", "x"))
+    expected = Page(feedback.page(one, "x", "x", NONE))
     chance = random.Random(0)
     for text in [EVIL, *(random_text(chance) + "<b onclick='x'>&lt;" for _ in range(200))]:
         bad = question("first", "w", "w", printed=f"x{text}", notes=[text], answer=f"x{text}")
@@ -110,17 +113,17 @@ def test_no_text_becomes_markup():
             part.title = text
             part.lines = [text]
         one = result(text, bad, notes=[Note(text)])
-        made = Page(feedback.page(one, text, text))
+        made = Page(feedback.page(one, text, text, NONE))
         assert made.tags == expected.tags
         assert [name for name, _ in made.attributes] == [
             name for name, _ in expected.attributes
         ]
-        feedback.page(one, text, text).encode("utf-8")
+        feedback.page(one, text, text, NONE).encode("utf-8")
 
 
 def test_a_page_loads_and_runs_nothing():
     [one] = [result("anna", question("first", "w", answer=EVIL))]
-    page = Page(feedback.page(one, "05", "DDP"))
+    page = Page(feedback.page(one, "05", "DDP", NONE))
     assert not {"script", "img", "link", "iframe", "form", "object"} & set(page.tags)
     assert not {"style", "src", "href", "onclick"} & {name for name, _ in page.attributes}
     policy = next(value for name, value in page.attributes if value and "default-src" in value)
@@ -131,7 +134,7 @@ def test_a_page_loads_and_runs_nothing():
 def test_colours_of_a_terminal_are_not_shown():
     printed = "\x1b[31mred\x1b[0m \x1b]0;title\x07plain"
     [one] = [result("anna", question("first", "w", printed=printed))]
-    text = Page(feedback.page(one, "05", "DDP")).text
+    text = Page(feedback.page(one, "05", "DDP", NONE)).text
     assert "red plain" in text
     assert "[31m" not in text
 
@@ -180,7 +183,7 @@ def test_file_names_are_safe_and_different():
 
 def test_pages_are_written_whole(tmp_path):
     marks = [result(name, question("first", "r")) for name in NAMES]
-    paths = feedback.write(marks, tmp_path / "feedback", "05", "DDP")
+    paths = feedback.write(marks, tmp_path / "feedback", "05", "DDP", NONE)
     assert len({path.name for path in paths}) == len(NAMES)
     assert sorted(path.name for path in (tmp_path / "feedback").iterdir()) == sorted(
         path.name for path in paths
@@ -189,9 +192,9 @@ def test_pages_are_written_whole(tmp_path):
 
 def test_pages_of_an_earlier_grading_go(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Ben")]
-    feedback.write(marks, tmp_path, "05", "DDP")
+    feedback.write(marks, tmp_path, "05", "DDP", NONE)
     (tmp_path / "index.html").write_text("the instructor's own")
-    [path] = feedback.write(marks[:1], tmp_path, "05", "DDP")
+    [path] = feedback.write(marks[:1], tmp_path, "05", "DDP", NONE)
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "index.html"]
 
 
@@ -401,7 +404,7 @@ def test_checks_and_students_that_come_and_go():
 def test_all_reports_in_a_folder(tmp_path):
     marks = [result(name or "x", question("first", "rw", "b")) for name in NAMES]
     written = reports.write(
-        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}, "DDP"
+        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}, "DDP", "key"
     )
     assert len(set(written)) == len(written) == 7 + len(NAMES)
     assert all(path.stat().st_size for path in written)
@@ -417,7 +420,7 @@ def test_all_reports_in_a_folder(tmp_path):
 def test_reports_do_not_depend_on_the_order_of_jobs(tmp_path):
     marks = [result(name, question("first", "rw")) for name in ("a", "b", "c")]
     for folder in ("one", "two"):
-        reports.write(marks, [], tmp_path / folder, "05", "DDP", {}, "DDP")
+        reports.write(marks, [], tmp_path / folder, "05", "DDP", {}, "DDP", "key")
     for path in (tmp_path / "one").rglob("*.*"):
         twin = tmp_path / "two" / path.relative_to(tmp_path / "one")
         assert path.read_bytes() == twin.read_bytes()
@@ -450,17 +453,17 @@ def test_the_mean_total_leaves_out_what_was_not_graded():
 
 def test_the_index_says_whose_a_page_is(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Jane Doe")]
-    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {}, "05")
+    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {}, "05", "key")
     text = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
     rows = [line.split(",") for line in text.splitlines()]
-    assert rows[0] == ["student", "page"]
-    assert rows[1] == ["anna", "anna.html"]
+    assert rows[0] == ["student", "page", "pseudonym"]
+    assert rows[1] == ["anna", "anna.html", Standing([], "key").pseudonym("anna")]
     assert rows[2][0] == "Jane Doe"
-    assert all((tmp_path / "feedback" / page).is_file() for _, page in rows[1:])
+    assert all((tmp_path / "feedback" / page).is_file() for _, page, _ in rows[1:])
 
 
 def test_backticks_in_a_heading_become_code():
     asked = question("first", "r")
     asked.title = "Write `mean` <b>"
-    page = feedback.page(([result("anna", asked)])[0], "05", "t")
+    page = feedback.page(result("anna", asked), "05", "t", NONE)
     assert "<h2>Write <code>mean</code> &lt;b&gt;</h2>" in page

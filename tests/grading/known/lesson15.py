@@ -1,15 +1,24 @@
 """Known answers to the exercises of lesson 15."""
 
+import inspect
+import runpy
+
 from known import Known, changed, solved
 
+from multigpu.course import find_root
+
 LESSON = "15-fsdp"
-ADAMW, LINEAR, CLIP = (
-    solved(LESSON, name) for name in ("sharded_adamw", "sharded_linear", "clip")
-)
+ADAMW, LINEAR = (solved(LESSON, name) for name in ("sharded_adamw", "sharded_linear"))
 TWO, SENT, ODD = "two ranks", "what is sent", "three ranks, odd sizes"
 FORWARD, BACKWARD, KEPT = "forward", "backward", "what is kept"
 OTHER = "three ranks, other sizes"
-LIMIT, NONE = "below the limit", "a rank without gradients"
+ONE, TWO_IDEAS, BEST, CLUSTERS = (
+    "at most 4.2 s",
+    "at most 3.1 s",
+    "at most 2.9 s",
+    "other clusters",
+)
+NO_POINTS = (ONE, TWO_IDEAS, BEST, CLUSTERS)
 
 PLAIN_ADAMW = """# answer: sharded_adamw
 class ShardedAdamW:
@@ -56,14 +65,23 @@ REUSED = changed(
     ("x, part = ctx.saved_tensors", "x, part, weight = ctx.saved_tensors"),
     ("gradient @ ShardedLinear.whole(part)", "gradient @ weight"),
 )
-LOCAL_NORM = """# answer: clip
-def clip(gradients, limit):
-    norm = torch.cat([torch.zeros(1), *(gradient.flatten() for gradient in gradients)]).norm()
-    for gradient in gradients:
-        gradient.mul_(min(1.0, limit / max(norm.item(), 1e-6)))
-    return norm.item()
-"""
+PLANS = runpy.run_path(str(find_root() / "lessons" / LESSON / "plans.py"))
+OF_NUMBERS = f"""# answer: plan
+{inspect.getsource(PLANS["of_numbers"])}
 
+def plan(cluster):
+    return of_numbers(@)
+"""
+# Groups of a node where they fit: a block's weights are 2 GiB.
+GROUP = "8 if cluster['memory'] > (cluster['blocks'] + 9.5) * 2**30 else 16"
+
+
+def of_numbers(numbers: str) -> str:
+    return changed(OF_NUMBERS, ("@", numbers))
+
+
+PREFETCH = of_numbers("cluster['blocks'], 16, 1, 1")
+FITTED = of_numbers(f"cluster['blocks'], {GROUP}, 1, 1")
 KNOWN = [
     Known(
         "all 16 share, and every number goes to a GPU once",
@@ -132,28 +150,59 @@ KNOWN = [
             ),
         ),
     ),
-    Known("the norm of its own part", "clip", LOCAL_NORM, (TWO, LIMIT, NONE)),
+    Known("naive", "plan", "# answer: plan\nplan = naive\n", NO_POINTS),
     Known(
-        "scales to the limit, also from below",
-        "clip",
-        changed(CLIP, ("min(1.0, limit / max(norm, 1e-6))", "limit / norm")),
-        (LIMIT,),
+        "naive by its own code", "plan", of_numbers("cluster['blocks'], 16, 0, 0"), NO_POINTS
+    ),
+    Known("prefetching alone", "plan", PREFETCH, (TWO_IDEAS, BEST)),
+    Known(
+        "groups of a node alone",
+        "plan",
+        of_numbers(f"cluster['blocks'], {GROUP}, 0, 1"),
+        (TWO_IDEAS, BEST, CLUSTERS),
     ),
     Known(
-        "a rank without gradients stays away",
-        "clip",
+        "gathers the last block again",
+        "plan",
+        of_numbers(f"cluster['blocks'], {GROUP}, 1, 0"),
+        (BEST,),
+    ),
+    Known("made for one cluster", "plan", of_numbers("8, 8, 1, 1"), (CLUSTERS,)),
+    Known(
+        "does not look at the memory",
+        "plan",
+        of_numbers("cluster['blocks'], 8, 1, 1"),
+        (CLUSTERS,),
+    ),
+    Known(
+        "keeps all weights, which do not fit",
+        "plan",
+        of_numbers("cluster['blocks'], 16, 1, cluster['blocks']"),
+        NO_POINTS,
+    ),
+    Known(
+        "groups of 4, which do not fit",
+        "plan",
+        of_numbers("cluster['blocks'], 4, 1, 1"),
+        NO_POINTS,
+    ),
+    Known(
+        "does not reduce block 0",
+        "plan",
         changed(
-            CLIP,
+            PREFETCH,
             (
-                "    total = torch.zeros(())\n",
-                "    total = torch.zeros(())\n    if not gradients:\n        return 0.0\n",
+                '    return {"group"',
+                '    steps.remove(("reduce", 0))\n    return {"group"',
             ),
         ),
-        (NONE,),
+        NO_POINTS,
     ),
     Known(
-        "norms of the ranks",
-        "clip",
-        changed(CLIP, ("total.sqrt().item()", "total.item() ** 0.5")),
+        "no backward at all",
+        "plan",
+        changed(PREFETCH, ('("backward", block), ', "")),
+        NO_POINTS,
     ),
+    Known("by four numbers", "plan", FITTED),
 ]
