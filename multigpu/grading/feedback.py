@@ -105,13 +105,13 @@ def times_page(standing: Standing, lesson: str, title: str) -> str:
     """The HTML of the class's table of times."""
     head, *rows = [[_text(cell) for cell in row] for row in standing.rows]
     body = [
-        f"<header><h1>{_text(title)}: simulated times</h1></header>",
-        f'<p class="student">{_text(lesson)} · your pseudonym stands on your own page</p>',
+        f"<header><h1>Simulated times: {_text(title)}</h1></header>",
+        f'<p class="student">{_text(lesson)} · your own page says your pseudonym</p>',
         f"<table><thead><tr><th>{'<th>'.join(head)}</thead><tbody>",
         *(f"<tr><td>{'<td>'.join(row)}" for row in rows),
         "</tbody></table>",
     ]
-    return _document(f"{title}: simulated times", body)
+    return _document(f"Simulated times: {title}", body)
 
 
 def _document(title: str, body: Sequence[str]) -> str:

@@ -2,10 +2,8 @@
 
 import codecs
 import html.parser
-import math
 import random
 
-import numpy as np
 import pytest
 from graded import ANSWER, question, result
 
@@ -234,21 +232,6 @@ def test_counts_and_means():
     assert one.mean == pytest.approx(3 / 4)
 
 
-def test_discrimination_is_the_point_biserial_correlation_with_the_rest():
-    marks = classroom()
-    rows = {(row.question, row.check): row for row in question_statistics.rows(marks)}
-    row = rows["good", "check 1"]
-    right = np.array([one.questions[0].parts[0].status == "right" for one in marks])
-    rest = np.array([one.earned - one.questions[0].earned for one in marks])
-    p = right.mean()
-    expected = (rest[right].mean() - rest[~right].mean()) / rest.std() * math.sqrt(p * (1 - p))
-    assert row.discrimination == pytest.approx(expected)
-    assert rows["bad", "check 1"].discrimination < -0.5
-    assert rows["good", ""].discrimination > 0.5
-    assert rows["all", ""].discrimination is None, "all have it right"
-    assert question_statistics.correlation([(1, 1), (0, 0)]) is None
-
-
 def test_the_table_of_statistics():
     text = question_statistics.text(classroom())
     assert max(map(len, text.splitlines())) <= 95
@@ -447,8 +430,49 @@ def test_the_mean_total_leaves_out_what_was_not_graded():
     assert question_statistics.mean_total(marks) == 3
     text = question_statistics.text(marks)
     assert "mean total: 3 of 4" in text
-    assert "discrim.:" in text
     assert max(map(len, text.splitlines())) <= 95
+
+
+def of_class(seconds):
+    """A class's results: each student's time for `plan`, None without a plan."""
+    return [
+        result(name, question("guess", "r"), question("plan", "rw", seconds=time))
+        for name, time in seconds.items()
+    ]
+
+
+def test_the_table_of_times_has_pseudonyms_the_fastest_first(tmp_path):
+    marks = of_class({"anna": 3.25, "ben": None, "cleo": 2.861962475112794, "dana": 3.25})
+    reports.write(marks, [], tmp_path, "15-fsdp", "FSDP", {}, "FSDP", "key")
+    lines = (tmp_path / "times.csv").read_text().splitlines()
+    head, *rows = [line.split(",") for line in lines]
+    index = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
+    who = {row.split(",")[2]: row.split(",")[0] for row in index.splitlines()}
+
+    assert head == ["question", "seconds", "pseudonym", "points", "out of"]
+    assert (who[rows[0][2]], rows[0][1]) == ("cleo", "2.861962")
+    assert {who[row[2]] for row in rows[1:]} == {"anna", "dana"}
+    assert {tuple(row[3:]) for row in rows} == {("2", "4")}
+    for name in ("times.csv", "times.html"):
+        text = (tmp_path / name).read_text()
+        assert not [one for one in ("anna", "cleo", "dana") if one in text]
+    page = Page((tmp_path / "feedback" / "anna.html").read_text()).text
+    (own,) = [row[2] for row in rows if who[row[2]] == "anna"]
+    assert "Your time: 3.2500 s, simulated. The best of the class: 2.8620 s." in page
+    assert own in page and not [row[2] for row in rows if row[2] != own and row[2] in page]
+    assert "Your time" not in Page((tmp_path / "feedback" / "ben.html").read_text()).text
+
+
+def test_a_pseudonym_needs_the_secret():
+    of = {key: Standing([], key).pseudonym("anna") for key in ("key", "other")}
+    assert of["key"] == Standing(of_class({"ben": 1.0}), "key").pseudonym("anna")
+    assert of["key"] != of["other"]
+    assert len({Standing([], "key").pseudonym(f"s{n}") for n in range(5000)}) == 5000
+
+
+def test_without_times_there_is_no_table(tmp_path):
+    reports.write(of_class({"anna": None}), [], tmp_path, "15", "t", {}, "t", "key")
+    assert not list(tmp_path.glob("times.*"))
 
 
 def test_the_index_says_whose_a_page_is(tmp_path):
