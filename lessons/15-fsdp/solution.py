@@ -599,11 +599,14 @@ with exercise.check(
 # - `group` ranks share a copy of the model: ranks 0 to group − 1 the first one, and so on. A
 #   group of all 16 ranks is FSDP, a smaller one HSDP.
 # - A gather or a reduce begins when all that is computed above it in the list has ended. It
-#   runs beside what is computed below it.
+#   runs beside what is computed below it. In a group, gathers and reduces run one after the
+#   other, in the list's order.
+# - A reduce holds its gradients until the next reduce. What is computed below the next one
+#   waits until the reduce before it has ended.
 # - At the end each block is reduced, once, and is free.
 # - A rank keeps 16 bytes for each weight, divided by the group. Whole weights and gradients
-#   take 4 bytes a weight. A reduce holds its gradients until the next reduce. If a rank needs
-#   more than `cluster["memory"]`, the plan gets an error and no points.
+#   take 4 bytes a weight each. If a rank needs more than `cluster["memory"]`, the plan gets no
+#   points.
 #
 # The points depend on the simulated time of a step on CLUSTER: one for at most 4.2 s, one for
 # at most 3.1 s, one for at most 2.9 s. `naive` takes 5.4 s. The time is the same on each
