@@ -43,7 +43,8 @@ HEAD = """# Attacks on grading
 Written by `make test-attacks`. Each attack is a submission for the exercise of
 [solution.py](solution.py), which has 10 points; all are graded in one batch with honest
 submissions. An attack deserves what its answers deserve without the attack. The honest scores
-were as in a batch without attacks; no process, no connection and no file were left.
+were as in a batch without attacks; no process, no connection and no file were left. The last
+rows are attacks on question 4 of lesson 15, which has 5 points, in a batch of their own.
 
 | attack | what it tried | deserved | got | how it was stopped | what the checks said |
 |---|---|---:|---:|---|---|
@@ -179,7 +180,10 @@ def test_no_plan_is_fast_by_other_means(rows, tmp_path) -> None:
     files = {name: notebook(lesson, {"plan": text}) for name, text in files.items()}
     results = graded(lesson, mixed(batch, files), tmp_path / "out")
 
-    rows += [row(each, results[each.name]) for each in load("speed.py")]
+    for each in load("speed.py"):
+        result = results[each.name]
+        result.questions = result.questions[-1:]
+        rows.append(row(each, result))
     assert {name: result.earned for name, result in results.items()} == {
         **dict.fromkeys(batch, 0.0),
         "fast": 5.0,

@@ -5,7 +5,7 @@ from attack import Attack
 OWN_PROCESS = "the checks simulate the plan in a process that never runs the answer's code"
 PLAIN = "a plan is plain data: a group and steps, no other key"
 OWN_CLUSTER = "the checks have a cluster of their own"
-ALL_RANKS = "with numbers, all ranks must have one GPU's gradients"
+NEEDS = "each step needs what steps above it have made; each block must be reduced"
 NAIVE = "    return naive(cluster)\n"
 
 
@@ -19,7 +19,7 @@ ATTACKS = [
         (
             "a plan without backward",
             "half the work",
-            ALL_RANKS,
+            NEEDS,
             (
                 "    made = naive(cluster)\n"
                 "    made['steps'] = [s for s in made['steps'] if s[0] != 'backward']\n"
@@ -29,7 +29,7 @@ ATTACKS = [
         (
             "a plan that reduces one block",
             "seven eighths of what is sent",
-            ALL_RANKS,
+            NEEDS,
             (
                 "    made = naive(cluster)\n"
                 "    made['steps'] = [\n"
@@ -41,7 +41,7 @@ ATTACKS = [
         (
             "an empty plan, and gradients computed by the answer",
             "the work where no clock runs",
-            ALL_RANKS,
+            NEEDS,
             (
                 "    weights = torch.randn(64, 64, requires_grad=True)\n"
                 "    (torch.randn(8, 64) @ weights).square().sum().backward()\n"
