@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Exercises: ZeRO and FSDP
-# 50 minutes, 20 points, after the notebook PT_GPT_FSDP. You need no GPU. Run the cells from
+# 60 minutes, 20 points, after the notebook PT_GPT_FSDP. You need no GPU. Run the cells from
 # top to bottom. Write each answer in its own cell, below the line `# answer: …`, which must
 # stay, with the imports and helpers that it needs; then run the checks below it. They say what
 # is wrong. Hidden checks try other values when your notebook is graded.
@@ -10,7 +10,14 @@
 
 # %% jupyter={"source_hidden": true}
 # setup
+import os
+from contextlib import contextmanager
+
+import multigpu
 from multigpu.exercise import Exercise
+from multigpu.exercise.verdicts import shown
+from multigpu.virtual import face
+from multigpu.virtual.options import Options
 
 exercise = Exercise("15-fsdp")
 
@@ -45,11 +52,270 @@ def linear(parts, rows, gradients):
     ]
 
 
-def clipped(of_ranks, limit):
-    """(norm, gradients) for each rank: the norm is that of all ranks' gradients."""
-    norm = torch.cat([part.flatten() for own in of_ranks for part in own]).norm()
-    scale = min(1.0, limit / norm.item())
-    return [[norm.item(), [part * scale for part in own]] for own in of_ranks]
+# What question 4 runs a plan on. The cluster's sizes are in CLUSTER.
+MACHINE = {"gpu": "A100-40GB", "link": "PCIe4", "between_nodes": "RoCE100"}
+WORDS = ("gather", "forward", "free", "backward", "reduce")
+
+
+class PlanError(Exception):
+    """What is wrong with a plan, one sentence."""
+
+
+class Rank:
+    """What a rank has of the model: its parts of the weights, and what its steps have made.
+
+    A block is x + relu(x up.T) down: x (rows, hidden), up and down (4 hidden, hidden). The
+    loss is half the sum of the squares of the last block's output.
+    """
+
+    def __init__(self, parts, x):
+        self.parts, self.inputs = parts, {0: x}
+        self.whole, self.middles, self.outer, self.gradients = {}, {}, {}, {}
+        self.reduced = set()
+
+    def forward(self, block):
+        x, (up, down) = self.inputs[block], self.whole[block]
+        self.middles[block] = (x @ up.T).relu()
+        self.inputs[block + 1] = torch.addmm(x, self.middles[block], down)
+        if block + 1 == len(self.parts):
+            self.outer[block + 1] = self.inputs[block + 1]
+
+    def backward(self, block):
+        x, outer, (up, down) = self.inputs[block], self.outer.pop(block + 1), self.whole[block]
+        middle = self.middles.pop(block)
+        of_up, of_down = self.gradients[block] = torch.empty_like(self.whole[block])
+        torch.mm(middle.T, outer, out=of_down)
+        inner = (outer @ down.T) * (middle > 0)
+        torch.mm(inner.T, x, out=of_up)
+        self.outer[block] = torch.addmm(outer, inner, up)
+        del self.inputs[block + 1]
+
+
+def problem(plan, cluster):
+    """Why this is no plan for the cluster: a sentence, or ""."""
+    if type(plan) is not dict or set(plan) != {"group", "steps"}:
+        return 'a plan is a dict with the keys "group" and "steps"'
+    group, steps = plan["group"], plan["steps"]
+    if type(group) is not int or group < 1 or cluster["gpus"] % group:
+        return f"the group is {shown(group)}: give a number that divides {cluster['gpus']}"
+    if type(steps) not in (list, tuple) or len(steps) > 20 * cluster["blocks"]:
+        return f"the steps are a list of at most {20 * cluster['blocks']}"
+    for number, step in enumerate(steps, 1):
+        if type(step) not in (list, tuple) or [type(one) for one in step] != [str, int]:
+            return f"step {number} is {shown(step)}: give a pair, such as ('gather', 0)"
+        if step[0] not in WORDS or not 0 <= step[1] < cluster["blocks"]:
+            return f"step {number} is {shown(step)}: there is no such step, or no such block"
+    return ""
+
+
+def missing(rank, word, block):
+    """What a step needs and does not find; "" if it can be done."""
+    whole = block in rank.whole
+    if word == "gather":
+        return "whole weights already" if whole else ""
+    if word == "reduce":
+        return "" if block in rank.gradients else "no gradients of its own"
+    if not whole:
+        return "no whole weights"
+    if word == "forward":
+        done = block + 1 in rank.inputs or rank.outer
+        return "an output already" if done else "" if block in rank.inputs else "no input"
+    if word == "backward":
+        return "" if block + 1 in rank.outer else "no gradient of its output"
+    return ""
+
+
+def carry_out(steps, ranks, gather, reduce):
+    """Do the steps on the ranks. Raises PlanError for one that cannot be done."""
+    for number, (word, block) in enumerate(steps, 1):
+        lacks = missing(ranks[0], word, block)
+        if lacks:
+            raise PlanError(f"step {number}, {word} {block}: the block has {lacks}")
+        if word == "gather":
+            gather(block)
+        elif word == "reduce":
+            reduce(block)
+        for rank in ranks:
+            if word in ("forward", "backward"):
+                getattr(rank, word)(block)
+            elif word == "free":
+                del rank.whole[block]
+            elif word == "reduce":
+                del rank.gradients[block]
+                rank.reduced.add(block)
+    for block in range(len(ranks[0].parts)):
+        if block not in ranks[0].reduced:
+            raise PlanError(f"block {block} is never reduced: its weights do not learn")
+        if block in ranks[0].whole:
+            raise PlanError(f"block {block} is not free at the end, and its weights are old")
+
+
+def check_numbers(plan, cluster):
+    """Carry out the plan with numbers, on all ranks of a small model, one by one.
+
+    Raises PlanError unless the ranks' gradients are those of one GPU.
+    """
+    group, count = plan["group"], cluster["gpus"]
+    hidden, draw = group, torch.Generator().manual_seed(0)
+    shapes = [(2, 4 * hidden, hidden)] * cluster["blocks"]
+    drawn = random_tensors(shapes, draw)
+    whole = [(weight.double() / (4 * hidden)).requires_grad_() for weight in drawn]
+    x = torch.randn(count, 2, hidden, generator=draw).double()
+    y = x
+    for up, down in whole:
+        y = y + (y @ up.T).relu() @ down
+    (y.square().sum() / 2 / count).backward()
+
+    def of_rank(tensor, number):
+        return tensor.detach().flatten().chunk(group)[number % group].clone()
+
+    ranks = [
+        Rank([of_rank(weight, number) for weight in whole], x[number])
+        for number in range(count)
+    ]
+
+    def gather(block):
+        for number, rank in enumerate(ranks):
+            first = number - number % group
+            parts = [other.parts[block] for other in ranks[first : first + group]]
+            rank.whole[block] = torch.cat(parts).view(shapes[block])
+
+    def reduce(block):
+        mean = torch.stack([rank.gradients[block] for rank in ranks]).mean(0)
+        for number, rank in enumerate(ranks):
+            rank.parts[block].grad = of_rank(mean, number)
+
+    carry_out(plan["steps"], ranks, gather, reduce)
+    for number, rank in enumerate(ranks):
+        for block, (part, weight) in enumerate(zip(rank.parts, whole, strict=True)):
+            if not torch.allclose(part.grad, of_rank(weight.grad, number)):
+                raise PlanError(f"rank {number}'s gradients of block {block} are others")
+
+
+@contextmanager
+def first_rank(cluster):
+    """Rank 0 of the cluster, on a virtual GPU with shapes only."""
+    options = Options(
+        gpus=cluster["per_node"],
+        gpus_per_node=cluster["per_node"],
+        world=cluster["gpus"],
+        memory=cluster["memory"],
+        shapes_only=True,
+        **MACHINE,
+    )
+    variables = {"RANK": "0", "WORLD_SIZE": f"{cluster['gpus']}", "LOCAL_RANK": "0"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    face.put_on(options)
+    try:
+        dist.init_process_group("nccl")
+        yield torch.device("cuda", 0)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        face.take_off()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def carry_out_on_gpus(plan, cluster, gpu):
+    """(simulated seconds, peak in bytes, timeline) of a step of rank 0, with AdamW's step."""
+    group, hidden, nodes = plan["group"], cluster["hidden"], cluster["gpus"] // plan["group"]
+    mesh = init_device_mesh("cuda", (nodes, group), mesh_dim_names=("copies", "parts"))
+    copies, parts = mesh.get_group("copies"), mesh.get_group("parts")
+    size = 8 * hidden * hidden // group
+    own = [torch.empty(size, device=gpu) for _ in range(cluster["blocks"])]
+    for part in own:
+        part.grad = torch.empty_like(part)
+    optimizer = torch.optim.AdamW(own)
+    optimizer.step()
+    rank = Rank(own, torch.empty(cluster["rows"], hidden, device=gpu))
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    began = multigpu.elapsed()
+    works, last = {}, []
+    # The names in torch 2.13; before, they are others.
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+    def gather(block):
+        weights = rank.whole[block] = torch.empty(2, 4 * hidden, hidden, device=gpu)
+        works[block] = all_gather(weights.view(-1), own[block], parts, async_op=True)
+
+    def reduce(block):
+        if last:  # as FSDP does: the gradients of one block at most wait to be sent
+            main.wait_stream(side)
+        last[:] = [rank.gradients[block]]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            reduce_scatter(own[block].grad, last[0].view(-1), dist.ReduceOp.AVG, parts)
+            if nodes > 1:
+                dist.all_reduce(own[block].grad, dist.ReduceOp.AVG, copies)
+
+    class Waits(dict):
+        """The whole weights: who uses them waits until they have come."""
+
+        def __getitem__(self, block):
+            if block in works:
+                works.pop(block).wait()
+            return super().__getitem__(block)
+
+    rank.whole = Waits()
+    carry_out(plan["steps"], [rank], gather, reduce)
+    main.wait_stream(side)
+    last.clear()
+    optimizer.step()
+    torch.cuda.synchronize()
+    timeline = multigpu.timeline(since=began)
+    timeline.lanes = timeline.lanes[:1]
+    return multigpu.elapsed() - began, torch.cuda.max_memory_allocated(), timeline
+
+
+def measure(plan, cluster):
+    """(simulated seconds, peak in bytes, timeline). Raises PlanError for a plan that fails.
+
+    With numbers all ranks must have one GPU's gradients. Then rank 0 runs with shapes only on
+    virtual GPUs: so the time depends on the plan alone, and on no machine.
+    """
+    if text := problem(plan, cluster):
+        raise PlanError(text)
+    check_numbers(plan, cluster)
+    try:
+        with first_rank(cluster) as gpu:
+            return carry_out_on_gpus(plan, cluster, gpu)
+    except torch.OutOfMemoryError as error:
+        raise PlanError(f"it does not fit: {str(error).split('. ')[0]}") from None
+
+
+def show(function, cluster):
+    """Print the time and the peak of the plan that a function makes; returns its timeline."""
+    try:
+        seconds, peak, timeline = measure(function(cluster), cluster)
+    except NotImplementedError:
+        return print("no plan yet")
+    except PlanError as error:
+        return print(f"this is no plan: {error}")
+    print(f"{seconds:.4f} s, simulated; at most {peak / 2**30:.1f} GiB on a GPU")
+    return timeline
+
+
+def check_plan(student, cluster, limit=None):
+    """The verdicts on the answer's plan; without a limit it is 0.8 of the time of `naive`."""
+    plan = student.call("plan", cluster)
+    try:
+        seconds, error = measure(plan, cluster)[0], ""
+    except PlanError as wrong:
+        error = str(wrong)
+    if not student.expect(not error, "all ranks have one GPU's gradients, and fit", error):
+        return
+    if limit:
+        student.takes(seconds, limit, "a step")
+        return
+    share = seconds / measure(naive(cluster), cluster)[0]
+    what = f"{cluster['blocks']} blocks, {cluster['memory']:,} bytes: {share:.2f}"
+    student.expect(share <= 0.8, "a step takes at most 0.8 of the time of naive", what)
 
 
 # %%
@@ -58,6 +324,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 # %% [markdown]
 # ## 1. Predict: what a GPU keeps and sends (2 points)
@@ -317,69 +584,122 @@ with exercise.check(
     student.close_to(run.values, expected, "output, x's gradient, the part's", atol=1e-5)
 
 # %% [markdown]
-# ## 4. Find the bug: gradient clipping (5 points)
-# With FSDP a rank has parts of the gradients. A program clips them with the function below.
-# On one GPU it is right. On two ranks there is no error, and the model trains worse.
+# ## 4. Write: a fast step (5 points)
+# 16 GPUs on two nodes share a model. `plan(cluster)` returns how a rank makes a training step,
+# {"group": …, "steps": […]}; all ranks do the same. A step is a pair of a word and a block's
+# number, for example ("gather", 3):
 #
-# Write `clip(gradients, limit)` without the bug: it scales this rank's gradients, in place, as
-# clipping on one GPU scales them, and returns the norm on one GPU, before clipping. A rank may
-# have no gradients, and a rank sends a few numbers, no gradients.
-
+# | Word | What a rank does |
+# |---|---|
+# | gather | gets the block's whole weights from the ranks of its group |
+# | forward, backward | computes, and before that waits for the block's whole weights |
+# | free | frees the block's whole weights; its own part of them stays |
+# | reduce | sends the block's gradients and frees them; the mean of its own part stays |
+#
+# - `group` ranks share a copy of the model: ranks 0 to group − 1 the first one, and so on. A
+#   group of all 16 ranks is FSDP, a smaller one HSDP.
+# - A gather or a reduce begins when all that is computed above it in the list has ended. It
+#   runs beside what is computed below it. In a group, gathers and reduces run one after the
+#   other, in the list's order.
+# - A reduce holds its gradients until the next reduce. What is computed below the next one
+#   waits until the reduce before it has ended.
+# - At the end each block is reduced, once, and is free.
+# - A rank keeps 16 bytes for each weight, divided by the group. Whole weights and gradients
+#   take 4 bytes a weight each. If a rank needs more than `cluster["memory"]`, the plan gets no
+#   points.
+#
+# The points depend on the simulated time of a step on CLUSTER: one for at most 4.2 s, one for
+# at most 3.1 s, one for at most 2.9 s. `naive` takes 5.4 s. The time is the same on each
+# machine; `show(plan, CLUSTER)` prints it, with a timeline (backward has the colour of
+# forward there, because autograd does not compute it). A hidden check, for 2 points, tries
+# clusters with other numbers of blocks and other memory: a step must take at most 0.8 of the
+# time of `naive` there. Your instructor can show the class's times, without names.
 
 # %%
 # given
-def broken_clip(gradients, limit):
-    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-    for gradient in gradients:
-        gradient.mul_(min(1.0, limit / norm.item()))
-    return norm.item()
+CLUSTER = {
+    "gpus": 16,
+    "per_node": 8,
+    "blocks": 8,
+    "hidden": 8192,  # a block has 8 × hidden² weights
+    "rows": 1024,  # of a GPU's batch
+    "memory": 18 * 2**30,  # bytes of a GPU that a step may take
+}
 
 
-def clip_step(gradients, limit):
-    """What the program does on one rank: the norm, and the gradients after clipping."""
-    gradients = [gradient.clone() for gradient in gradients]
-    return [clip(gradients, limit), gradients]
+def naive(cluster):
+    """FSDP without prefetching: all ranks share, and a rank has one block at a time."""
+    steps = []
+    for block in range(cluster["blocks"]):
+        steps += [("gather", block), ("forward", block), ("free", block)]
+    for block in reversed(range(cluster["blocks"])):
+        steps += [("gather", block), ("backward", block), ("free", block), ("reduce", block)]
+    return {"group": cluster["gpus"], "steps": steps}
 
 
 # %%
-# answer: clip
-def clip(gradients, limit):
-    """Clip the gradients of all ranks together. Returns their norm before it, a number."""
+show(naive, CLUSTER)
+
+
+# %%
+# answer: plan
+def plan(cluster):
+    """A fast step that fits: {"group": number of ranks, "steps": [(word, block), …]}."""
     ### BEGIN SOLUTION
-    total = torch.zeros(())
-    for gradient in gradients:
-        total += gradient.square().sum()
-    dist.all_reduce(total)
-    norm = total.sqrt().item()
-    for gradient in gradients:
-        gradient.mul_(min(1.0, limit / max(norm, 1e-6)))
-    return norm
+    blocks = cluster["blocks"]
+    of_block = 4 * 8 * cluster["hidden"] ** 2
+    activations = 4 * cluster["rows"] * cluster["hidden"] * (5 * blocks + 16)
+    group = cluster["per_node"]  # only gradients go to the other node
+    room = cluster["memory"] - activations
+    if 4 * blocks * of_block / group + 4 * of_block > room:
+        group = cluster["gpus"]
+    # Backward has the whole weights of two blocks, and the gradients of two.
+    room -= 4 * blocks * of_block / group
+    keep = 1 if group == cluster["per_node"] else max(1, min(blocks, int(room / of_block) - 2))
+    steps, whole = [], set()
+
+    def gather(block):
+        if 0 <= block < blocks and block not in whole:
+            whole.add(block)
+            steps.append(("gather", block))
+
+    for block in range(blocks):
+        gather(block)
+        gather(block + 1)
+        steps.append(("forward", block))
+        if block < blocks - keep:
+            whole.remove(block)
+            steps.append(("free", block))
+    for block in reversed(range(blocks)):
+        gather(block)
+        gather(block - 1)
+        whole.remove(block)
+        steps += [("backward", block), ("free", block), ("reduce", block)]
+    return {"group": group, "steps": steps}
     ### END SOLUTION
 
 
-# %% jupyter={"source_hidden": true}
-with exercise.check("clip", "two ranks", points=2) as student:
-    of_ranks = [random_tensors([(3, 4), (5,)], student.generator) for _ in range(2)]
-    of_ranks[1] = [3 * gradient for gradient in of_ranks[1]]
-    run = student.ranks("clip_step", [[own, 2.0] for own in of_ranks])
-    for rank, (norm, gradients) in enumerate(clipped(of_ranks, 2.0)):
-        student.close_to(run.values[rank][0], norm, f"rank {rank} returns the norm of all")
-        student.close_to(run.values[rank][1], gradients, f"rank {rank}'s gradients")
-    student.expect(run.sent(0) <= 16, "a rank sends a few numbers", f"{run.sent(0)} bytes")
+# %%
+show(plan, CLUSTER)
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("clip", "below the limit", points=1) as student:
-    of_ranks = [random_tensors([(3, 4)], student.generator) for _ in range(2)]
-    run = student.ranks("clip_step", [[own, 100.0] for own in of_ranks])
-    expected = clipped(of_ranks, 100.0)
-    student.close_to(run.values, expected, "the norm of all, and gradients that stay")
+with exercise.check("plan", "at most 4.2 s", points=1) as student:
+    check_plan(student, CLUSTER, 4.2)
 
 # %% jupyter={"source_hidden": true}
-with exercise.check("clip", "a rank without gradients", points=2, hidden=True) as student:
-    of_ranks = [random_tensors([(3, 4)] * n, student.generator) for n in (2, 0, 1)]
-    limit = student.random.uniform(0.5, 1.5)
-    run = student.ranks("clip_step", [[own, limit] for own in of_ranks])
-    student.close_to(run.values, clipped(of_ranks, limit), "norm and gradients of all ranks")
+with exercise.check("plan", "at most 3.1 s", points=1) as student:
+    check_plan(student, CLUSTER, 3.1)
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("plan", "at most 2.9 s", points=1) as student:
+    check_plan(student, CLUSTER, 2.9)
+
+# %% jupyter={"source_hidden": true}
+with exercise.check("plan", "other clusters", points=2, hidden=True) as student:
+    for memory in (12, 40):
+        blocks = student.random.choice([6, 7, 9, 10, 11, 12])
+        room = int((memory + blocks / 2) * 2**30)
+        check_plan(student, CLUSTER | {"blocks": blocks, "memory": room})
 
 # %%
 exercise.summary()

@@ -67,40 +67,21 @@ def exercise_run(lessons: Lessons) -> None:
         )
 
 
-@exercise.command("practice")
-def exercise_practice(
-    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write to.")],
-    solutions: Solutions = None,
-) -> None:
-    """Write twelve made-up submissions, to practise grading on."""
-    from multigpu.grading import practice, solution
-
-    try:
-        paths = practice.write(solution.find(lesson, solutions), output)
-    except OSError as error:
-        raise UserError(f"cannot write to {output}: {error.strerror}.") from None
-    print(f"{pluralize(len(paths), 'submission')} in {output}")
-
-
 def release(
     lessons: Lessons,
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write to.")],
     solutions: Solutions = None,
 ) -> None:
-    """Write the students' notebooks, and a zip of each for a learning platform.
-
-    They have neither solutions nor hidden checks.
-    """
+    """Write the students' notebooks, which have neither solutions nor hidden checks."""
     from multigpu.grading import release, solution
 
     found = [solution.find(lesson, solutions) for lesson in lessons]
     for each in found:
         try:
-            paths = release.release(each, output)
+            path = release.release(each, output)
         except OSError as error:
             raise UserError(f"cannot write to {output}: {error.strerror}.") from None
-        print(f"{each.lesson}: {', '.join(str(path) for path in paths)}")
+        print(f"{each.lesson}: {path}")
 
 
 def grade(

@@ -43,6 +43,7 @@ class Check:
                 others than visible ones
     generator   the same for torch
     lines       the verdicts; `right` says whether all of them are right
+    seconds     that the answer's plan takes, simulated; None if no check measures it
     starved     whether a process of the answer's had no core for much of the time
     """
 
@@ -54,6 +55,7 @@ class Check:
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(63))
         self.lines: list[str] = []
         self.right = True
+        self.seconds: float | None = None
         self.printed = ""
         self._cells = cells
         self._new_session = new_session
@@ -182,6 +184,15 @@ class Check:
             hint = f"write {name} in percent: 75, not 0.75"
         right = abs(guess - result) <= within
         return self.expect(right, what if right else f"{name} is another number", hint)
+
+    def takes(self, seconds: float, limit: float, what: str) -> bool:
+        """A verdict: `what` takes at most `limit` s of the `seconds` that the check simulated.
+
+        The seconds get into the class's table of times, also if they are above the limit.
+        """
+        self.seconds = seconds
+        why = f"it takes {seconds:.4f} s"
+        return self.expect(seconds <= limit, f"{what} takes at most {limit:g} s", why)
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""

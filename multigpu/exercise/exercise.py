@@ -26,7 +26,8 @@ class Grading:
 
     secret    what the seeds of hidden checks are made of
     sandbox   the path of bubblewrap; None to run without
-    record    a dict of question, title, right, starved, printed for each check that ended
+    record    a dict of question, title, right, starved, printed, seconds for each check that
+              ended
     """
 
     sources: Sources
@@ -127,9 +128,8 @@ class Exercise:
             # Feedback shows what is printed, and an answer could print the hidden inputs.
             printed = "" if hidden else check.printed
             record = {"question": question, "title": title, "printed": printed}
-            self._grading.record.append(
-                record | {"right": check.right, "starved": check.starved}
-            )
+            record |= {"right": check.right, "starved": check.starved}
+            self._grading.record.append(record | {"seconds": check.seconds})
         elif check.printed:
             print(f"{PRINTED}\n{check.printed}")
 

@@ -15,6 +15,7 @@ from multigpu.grading.csv_cells import number, table
 from multigpu.grading.feedback_style import STYLE
 from multigpu.grading.results import PartResult, QuestionResult, Result
 from multigpu.grading.texts import visible, without_colours
+from multigpu.grading.times import Standing
 
 HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 # The browser ignores all scripts and all styles but the one with this hash.
@@ -30,7 +31,9 @@ SAFE = re.compile(r"[a-z0-9_-]{1,64}")
 DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
 
 
-def write(results: Sequence[Result], folder: Path, lesson: str, title: str) -> list[Path]:
+def write(
+    results: Sequence[Result], folder: Path, lesson: str, title: str, standing: Standing
+) -> list[Path]:
     """Write a page per student into the folder; returns the paths, in the order of results.
 
     Pages of an earlier grading go.
@@ -40,7 +43,8 @@ def write(results: Sequence[Result], folder: Path, lesson: str, title: str) -> l
     for one in results:
         path = folder / page_name(one.student)
         with atomic(path) as temporary:
-            temporary.write_text(page(one, lesson, title), encoding="utf-8")
+            text = page(one, lesson, title, standing)
+            temporary.write_text(text, encoding="utf-8")
         paths.append(path)
     for path in sorted(set(folder.glob("*.html")) - set(paths)):
         if path.is_file() and GENERATOR in path.read_bytes()[:2000].decode("utf-8", "replace"):
@@ -48,11 +52,11 @@ def write(results: Sequence[Result], folder: Path, lesson: str, title: str) -> l
     return paths
 
 
-def index(results: Sequence[Result]) -> str:
-    """CSV: each student and the file of the page."""
-    return table(
-        [("student", "page"), *((one.student, page_name(one.student)) for one in results)]
-    )
+def index(results: Sequence[Result], standing: Standing) -> str:
+    """CSV: each student, the file of the page, and the pseudonym."""
+    names = [one.student for one in results]
+    rows = [(name, page_name(name), standing.pseudonym(name)) for name in names]
+    return table([("student", "page", "pseudonym"), *rows])
 
 
 def page_name(student: str) -> str:
@@ -68,7 +72,7 @@ def page_name(student: str) -> str:
     return f"{cleaned or 'student'}~{digest}.html"
 
 
-def page(one: Result, lesson: str, title: str) -> str:
+def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
     """The page's HTML."""
     body = [
         "<header>",
@@ -88,12 +92,29 @@ def page(one: Result, lesson: str, title: str) -> str:
         )
     body += [_note(note.text) for note in one.notes]
     for question in one.questions:
-        body += _question(question)
+        body += _question(question, standing.text(one.student, question))
     if any(part.hidden for question in one.questions for part in question.parts):
         body.append(
             "<footer>A hidden check is one that your notebook does not have: "
             "other shapes, other seeds.</footer>"
         )
+    return _document(f"{title}: {one.student}", body)
+
+
+def times_page(standing: Standing, lesson: str, title: str) -> str:
+    """The HTML of the class's table of times."""
+    head, *rows = [[_text(cell) for cell in row] for row in standing.rows]
+    body = [
+        f"<header><h1>Simulated times: {_text(title)}</h1></header>",
+        f'<p class="student">{_text(lesson)} · your own page says your pseudonym</p>',
+        f"<table><thead><tr><th>{'<th>'.join(head)}</thead><tbody>",
+        *(f"<tr><td>{'<td>'.join(row)}" for row in rows),
+        "</tbody></table>",
+    ]
+    return _document(f"Simulated times: {title}", body)
+
+
+def _document(title: str, body: Sequence[str]) -> str:
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -104,7 +125,7 @@ def page(one: Result, lesson: str, title: str) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
             GENERATOR,
-            f"<title>{_text(title)}: {_text(one.student)}</title>",
+            f"<title>{_text(title)}</title>",
             f"<style>{STYLE}</style>",
             "</head>",
             "<body>",
@@ -116,13 +137,14 @@ def page(one: Result, lesson: str, title: str) -> str:
     )
 
 
-def _question(question: QuestionResult) -> list[str]:
+def _question(question: QuestionResult, standing: str) -> list[str]:
     lines = [
         "<section>",
         f'<div class="head"><h2>{_heading(question.title)}</h2>'
         f'<span class="score">{_score(question.earned, question.points)}</span></div>',
     ]
     lines += [_note(note) for note in question.notes]
+    lines += [_note(standing)] if standing else []
     lines += ["<ul>", *(_check(part, question.blank) for part in question.parts), "</ul>"]
     for heading, text in (("Your answer", question.answer), ("It printed", question.printed)):
         if text.strip():

@@ -22,7 +22,7 @@ from multigpu.grading.transplant import Answers, take
 CACHE = "outcomes"
 CHECKED = "checked.txt"  # the digest of the solution that passes its checks on this machine
 SECRET = "secret.txt"
-VERSION = 3  # of what is stored in CACHE
+VERSION = 4  # of what is stored in CACHE
 
 
 @dataclass(frozen=True)

@@ -50,5 +50,5 @@ def _limit_memory() -> None:
 
 
 def end(file: str) -> None:
-    """Write what the checks record, as JSON: a list of question, title, right, printed."""
+    """Write what the checks record, as JSON: the list `record` of Grading."""
     Path(file).write_text(json.dumps(_grading.record), encoding="utf-8")

@@ -29,12 +29,14 @@ class Outcome:
 
     parts     by question and title: [status, lines]
     printed   by question
+    seconds   that a plan takes, simulated, by question; only for questions about speed
     problem   why the machine could not run it; "" if it could
     starved   whether a check took too long and waited for a core in that time
     """
 
     parts: dict[str, dict[str, list]] = field(default_factory=dict)
     printed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     problem: str = ""
     starved: bool = False
 
@@ -68,6 +70,8 @@ def outcome(cells: list[dict[str, Any]], record: Path, stored: bool = True) -> O
             # nbval compares text. A student's text must not be able to please it.
             right = each["right"] and (part[0] == "right" or not stored)
             part[0] = "right" if right else "wrong"
+        if each["seconds"] is not None:
+            found.seconds[each["question"]] = each["seconds"]
         text = found.printed.get(each["question"], "")
         # The checks of a question print the same, mostly.
         if each["printed"] not in text:
@@ -104,5 +108,6 @@ def _result(question: Question, answers: Answers, run: Outcome, blank: bool) -> 
         answer=answers.sources.get(question.name, ""),
         blank=blank,
         printed=run.printed.get(question.name, ""),
+        seconds=run.seconds.get(question.name),
         notes=[note.text for note in answers.notes if note.question == question.name],
     )

@@ -1,4 +1,4 @@
-"""How the questions did: counts, mean, and how well a question separates the students.
+"""How the questions did: counts and means.
 
 Files that could not be graded are left out.
 """
@@ -13,7 +13,6 @@ from multigpu.grading.csv_cells import number
 from multigpu.grading.results import PartResult, Result
 from multigpu.grading.texts import visible
 
-MIN_STUDENTS = 3
 STATUSES = ("right", "wrong", "blank", "blocked")
 
 
@@ -21,11 +20,10 @@ STATUSES = ("right", "wrong", "blank", "blocked")
 class Row:
     """A question, or a check of it.
 
-    check           its title; "" for the whole question
-    counts          of students by status: a question is right if all its checks are, and
-                    blocked if one is
-    mean            mean share of the points, from 0 to 1, blocked ones left out
-    discrimination  from -1 to 1; None if it is not defined
+    check    its title; "" for the whole question
+    counts   of students by status: a question is right if all its checks are, and blocked if
+             one is
+    mean     mean share of the points, from 0 to 1, blocked ones left out
     """
 
     question: str
@@ -33,18 +31,10 @@ class Row:
     points: float
     counts: Counter[str]
     mean: float | None
-    discrimination: float | None
 
 
 def rows(results: Sequence[Result]) -> Iterator[Row]:
-    """A row per question, and one per check after it.
-
-    discrimination is the correlation of the points for it with the points for the rest of the
-    same student's work: the item-rest correlation (S. Henrysson, Correction of item-total
-    correlations in item analysis, Psychometrika 28, 1963). Below 0.2, look at the question (a
-    common rule of thumb); below 0, better students get it wrong. It is not defined for fewer
-    than three students, or if all have the same.
-    """
+    """A row per question, and one per check after it."""
     results = [one for one in results if not one.problem]
     for place, question in enumerate(results[0].questions if results else ()):
         yield _row(results, place, slice(None), "")
@@ -57,7 +47,6 @@ def _row(results: Sequence[Result], place: int, checks: slice, title: str) -> Ro
     """The row of these checks of the question at this place."""
     counts: Counter[str] = Counter()
     shares = []
-    rests = []
     for one in results:
         question = one.questions[place]
         chosen = question.parts[checks]
@@ -67,10 +56,8 @@ def _row(results: Sequence[Result], place: int, checks: slice, title: str) -> Ro
         if status != "blocked":
             earned = sum(part.earned for part in chosen)
             shares.append(earned / points)
-            if not one.blocked:
-                rests.append((earned, one.earned - earned))
     mean = statistics.mean(shares) if shares else None
-    return Row(question.name, title, points, counts, mean, correlation(rests))
+    return Row(question.name, title, points, counts, mean)
 
 
 def _status(blank: bool, parts: Sequence[PartResult]) -> str:
@@ -80,16 +67,6 @@ def _status(blank: bool, parts: Sequence[PartResult]) -> str:
     if blank:
         return "blank"
     return "wrong" if "wrong" in statuses else "right"
-
-
-def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's r of the pairs; None if there are fewer than three, or a side is constant."""
-    if len(pairs) < MIN_STUDENTS:
-        return None
-    try:
-        return statistics.correlation(*zip(*pairs, strict=True))
-    except statistics.StatisticsError:  # a side is constant
-        return None
 
 
 def mean_total(results: Sequence[Result]) -> float | None:
@@ -106,12 +83,9 @@ def text(results: Sequence[Result]) -> str:
         f"{pluralize(len(results) - unread, 'student')}; left out, as they could not be "
         f"graded: {pluralize(unread, 'file')}",
         f"mean total: {number(mean_total(results)) or '-'} of {number(points)} points",
-        "discrim.: how well it separates strong from weak students, from -1 to 1. Below 0.2, "
-        "look at",
-        "the question; below 0, students who do well elsewhere get it wrong.",
         "",
         f"{'question / check':<42}{'points':>7}{'right':>6}{'wrong':>6}{'blank':>6}"
-        f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",
+        f"{'blocked':>8}{'mean':>6}",
     ]
     for row in rows(results):
         name = visible(f"  {row.check}" if row.check else row.question)
@@ -119,9 +93,7 @@ def text(results: Sequence[Result]) -> str:
             name = name[:40] + "…"
         right, wrong, blank, blocked = (row.counts[status] for status in STATUSES)
         mean = "-" if row.mean is None else f"{row.mean:.0%}"
-        discrimination = "-" if row.discrimination is None else f"{row.discrimination:+.2f}"
         lines.append(
-            f"{name:<42}{row.points:>7g}{right:>6}{wrong:>6}{blank:>6}{blocked:>8}"
-            f"{mean:>6}{discrimination:>9}"
+            f"{name:<42}{row.points:>7g}{right:>6}{wrong:>6}{blank:>6}{blocked:>8}{mean:>6}"
         )
     return "\n".join(lines) + "\n"

@@ -1,7 +1,6 @@
 """The student's notebook, made from the solution: `multigpu release LESSON… -o DIR`."""
 
 import copy
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,20 +46,10 @@ def student_notebook(solution: Solution) -> "NotebookNode":
     return notebook
 
 
-def release(solution: Solution, folder: Path) -> list[Path]:
-    """Write SLUG.ipynb, and SLUG.zip for a learning platform. Returns their paths.
-
-    Raises OSError.
-    """
+def release(solution: Solution, folder: Path) -> Path:
+    """Write SLUG.ipynb, and return its path. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = dumps(student_notebook(solution))
     notebook = folder / f"{solution.lesson}.ipynb"
-    archive = folder / f"{solution.lesson}.zip"
     with atomic(notebook) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    with atomic(archive) as temporary, zipfile.ZipFile(temporary, "w") as file:
-        # A fixed date: the same solution gives the same bytes.
-        entry = zipfile.ZipInfo(notebook.name, date_time=(1980, 1, 1, 0, 0, 0))
-        entry.compress_type = zipfile.ZIP_DEFLATED
-        file.writestr(entry, text)
-    return [notebook, archive]
+        temporary.write_text(dumps(student_notebook(solution)), encoding="utf-8")
+    return notebook

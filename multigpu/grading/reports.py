@@ -8,8 +8,10 @@ from pathlib import Path
 from multigpu.errors import UserError
 from multigpu.files import atomic, write_json
 from multigpu.grading import feedback, question_statistics, similarity
+from multigpu.grading.csv_cells import table
 from multigpu.grading.gradebook import canvas, gradebook, moodle
 from multigpu.grading.results import Result
+from multigpu.grading.times import Standing
 
 RESULTS = "results.json"
 
@@ -22,23 +24,29 @@ def write(
     title: str,
     released: Mapping[str, str],
     assignment: str,
+    secret: str,
 ) -> list[Path]:
     """Write all reports; returns their paths.
 
     absent       who is on the roster and has handed in nothing
     released     each question's answer cell as students got it
     assignment   the column's name in Canvas
+    secret       the key of the pseudonyms in the table of times
     """
+    standing = Standing(results, secret)
     (folder / "feedback").mkdir(parents=True, exist_ok=True)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
         "gradebook.csv": "\ufeff" + gradebook(results, absent),
-        "feedback/index.csv": "\ufeff" + feedback.index(results),
+        "feedback/index.csv": "\ufeff" + feedback.index(results, standing),
         "canvas.csv": canvas(results, assignment),
         "moodle.csv": moodle(results),
         "statistics.txt": question_statistics.text(results),
         "similarity.txt": similarity.text(similarity.pairs(results, released)),
     }
+    if len(standing.rows) > 1:
+        texts["times.csv"] = table(standing.rows)
+        texts["times.html"] = feedback.times_page(standing, lesson, title)
     written = []
     for name, text in texts.items():
         with atomic(folder / name) as temporary:
@@ -47,7 +55,7 @@ def write(
         written.append(folder / name)
     data = [asdict(one) for one in results]
     written.append(write_json(folder / RESULTS, data))
-    return written + feedback.write(results, folder / "feedback", lesson, title)
+    return written + feedback.write(results, folder / "feedback", lesson, title, standing)
 
 
 def read_results(path: Path) -> list[Result]:

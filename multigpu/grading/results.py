@@ -59,6 +59,7 @@ class QuestionResult:
 
     answer   the student's text; "" if there is none
     printed  what the student's code printed while it was graded, cut
+    seconds  that the answer's plan takes, simulated; None without a plan that can be measured
     """
 
     name: str
@@ -68,6 +69,7 @@ class QuestionResult:
     blank: bool = False
     printed: str = ""
     notes: list[str] = field(default_factory=list)
+    seconds: float | None = None
 
     @property
     def points(self) -> float:

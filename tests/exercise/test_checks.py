@@ -254,6 +254,23 @@ def test_what_the_student_prints_is_kept_apart_in_grading(capsys):
     assert (record["right"], record["printed"], record["starved"]) == (True, "hello\n", False)
 
 
+def test_a_time_is_in_the_record_also_above_the_limit(capsys):
+    subject = exercise("def f(x): return x")
+    for title, seconds in (("slow", 2.5), ("fast", 1.5)):
+        with subject.check("f", title, points=1) as student:
+            student.takes(student.call("f", seconds), 2, "a step")
+    with subject.check("f", "no time", points=1) as student:
+        student.equal(student.call("f", 1), 1, "f is 1")
+
+    slow, fast, none = subject._grading.record
+    assert (slow["right"], slow["seconds"]) == (False, 2.5)
+    assert (fast["right"], fast["seconds"], none["seconds"]) == (True, 1.5, None)
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "wrong: a step takes at most 2 s: it takes 2.5000 s",
+        "right: a step takes at most 2 s",
+    ]
+
+
 def test_what_the_student_prints_in_a_hidden_check_is_not_kept(capsys):
     subject = exercise("def f(x): print(x); return 1")
     with subject.check("f", "prints", points=1, hidden=True) as student:

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import jupytext
+import known
 import pytest
 from attack import (
     FOLDER,
+    MARK,
     Attack,
     fingerprint,
     graded,
@@ -21,6 +23,7 @@ from multigpu import sandbox
 from multigpu.grading import reports
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, read
+from multigpu.grading.solution import find as find_solution
 from multigpu.grading.submissions import Submission
 
 CHECKOUT = Path(__file__).parents[2]
@@ -39,7 +42,8 @@ HEAD = """# Attacks on grading
 Written by `make test-attacks`. Each attack is a submission for the exercise of
 [solution.py](solution.py), which has 10 points; all are graded in one batch with honest
 submissions. An attack deserves what its answers deserve without the attack. The honest scores
-were as in a batch without attacks; no process, no connection and no file were left.
+were as in a batch without attacks; no process, no connection and no file were left. The last
+rows are attacks on question 4 of lesson 15, which has 5 points, in a batch of their own.
 
 | attack | what it tried | deserved | got | how it was stopped | what the checks said |
 |---|---|---:|---:|---|---|
@@ -137,6 +141,33 @@ def test_no_attack_gains_disturbs_or_stays(solution, rows, tmp_path, monkeypatch
     assert marked_files(CHECKOUT) == [], "files that are left"
     assert list(temporary.iterdir()) == [], "temporary files that are left"
     assert fingerprint(CHECKOUT) == before, "the checkout has changed"
+
+
+def test_no_plan_is_fast_by_other_means(rows, tmp_path) -> None:
+    """The attacks answer lesson 15's question about speed alone."""
+    lesson = find_solution("15")
+    (slower,) = (each for each in known.read(lesson.lesson) if "node alone" in each.name)
+    texts = {"MARK": MARK}
+    batch = {
+        each.name: notebook(lesson, {"plan": each.text("plan", texts)})
+        for each in load("speed.py")
+    }
+    files = {"fast": reference(lesson)["plan"], slower.name: slower.source}
+    files = {name: notebook(lesson, {"plan": text}) for name, text in files.items()}
+    results = graded(lesson, mixed(batch, files), tmp_path / "out")
+
+    for each in load("speed.py"):
+        result = results[each.name]
+        result.questions = result.questions[-1:]
+        rows.append(row(each, result))
+    assert {name: result.earned for name, result in results.items()} == {
+        **dict.fromkeys(batch, 0.0),
+        "fast": 5.0,
+        slower.name: 1.0,
+    }
+    times = {name: result.questions[-1].seconds for name, result in results.items()}
+    assert min(filter(None, times.values())) == times["fast"]
+    assert marked_files(CHECKOUT) == []
 
 
 @pytest.mark.skipif(not ALL, reason="only `make test-attacks` runs all attacks")

@@ -198,7 +198,7 @@ def test_a_status_needs_the_record(tmp_path, by_nbval, by_record, stored, expect
     """nbval compares text, which a student's text could be made to equal."""
     said = {"question": "mean", "title": "t", "right": by_record}
     record = tmp_path / "record.json"
-    record.write_text(json.dumps([said | {"starved": False, "printed": ""}]))
+    record.write_text(json.dumps([said | {"starved": False, "printed": "", "seconds": None}]))
     cells = [{"part": ["mean", "t"], "status": by_nbval, "lines": ["right: it is"]}]
     found = marking.outcome(cells, record, stored)
     assert found.parts == {"mean": {"t": [expected, ["right: it is"]]}}

@@ -2,16 +2,17 @@
 
 import codecs
 import html.parser
-import math
 import random
 
-import numpy as np
 import pytest
 from graded import ANSWER, question, result
 
 from multigpu.errors import UserError
 from multigpu.grading import feedback, question_statistics, regrade, reports, similarity
 from multigpu.grading.results import Note
+from multigpu.grading.times import Standing
+
+NONE = Standing([], "key")
 
 EVIL = (
     "</pre><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -56,7 +57,7 @@ def test_a_page_of_feedback():
         "first", "rw", "w", printed="rank 0: hello", notes=["there are two cells"]
     )
     anna = result("anna", first, question("second", "b"), notes=[Note("an older file")])
-    text = Page(feedback.page(anna, "05-ddp-cluster", "DDP")).text
+    text = Page(feedback.page(anna, "05-ddp-cluster", "DDP", NONE)).text
     for said in (
         "first: line of check 2",
         "rank 0: hello",
@@ -75,7 +76,7 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
         hidden = question("first", "r", status)
         hidden.parts[1].lines = ["SECRET of the check", "SECRET seed 7"]
         [one] = [result("anna", hidden)]
-        text = feedback.page(one, "05", "DDP")
+        text = feedback.page(one, "05", "DDP", NONE)
         assert "SECRET" not in text
         assert "check 2" in text
         word = {"r": "right", "w": "wrong", "b": "not graded"}[status]
@@ -85,7 +86,7 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
 
 def test_a_blank_answer_is_named_once_per_check():
     [one] = [result("anna", question("first", "w", "w", answer="", blank=True))]
-    text = Page(feedback.page(one, "05", "DDP")).text
+    text = Page(feedback.page(one, "05", "DDP", NONE)).text
     assert text.count("no answer") == 2
     assert "line of check" not in text
     assert "Your answer" not in text
@@ -94,7 +95,7 @@ def test_a_blank_answer_is_named_once_per_check():
 def test_no_text_becomes_markup():
     plain = question("first", "w", "w", printed="x", notes=["x"], answer="x")
     one = result("x", plain, notes=[Note("x")])
-    expected = Page(feedback.page(one, "x", "x"))
+    expected = Page(feedback.page(one, "x", "x", NONE))
     chance = random.Random(0)
     for text in [EVIL, *(random_text(chance) + "<b onclick='x'>&lt;" for _ in range(200))]:
         bad = question("first", "w", "w", printed=f"x{text}", notes=[text], answer=f"x{text}")
@@ -103,17 +104,17 @@ def test_no_text_becomes_markup():
             part.title = text
             part.lines = [text]
         one = result(text, bad, notes=[Note(text)])
-        made = Page(feedback.page(one, text, text))
+        made = Page(feedback.page(one, text, text, NONE))
         assert made.tags == expected.tags
         assert [name for name, _ in made.attributes] == [
             name for name, _ in expected.attributes
         ]
-        feedback.page(one, text, text).encode("utf-8")
+        feedback.page(one, text, text, NONE).encode("utf-8")
 
 
 def test_a_page_loads_and_runs_nothing():
     [one] = [result("anna", question("first", "w", answer=EVIL))]
-    page = Page(feedback.page(one, "05", "DDP"))
+    page = Page(feedback.page(one, "05", "DDP", NONE))
     assert not {"script", "img", "link", "iframe", "form", "object"} & set(page.tags)
     assert not {"style", "src", "href", "onclick"} & {name for name, _ in page.attributes}
     policy = next(value for name, value in page.attributes if value and "default-src" in value)
@@ -165,9 +166,9 @@ def test_file_names_are_safe_and_different():
 
 def test_pages_of_an_earlier_grading_go(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Ben")]
-    feedback.write(marks, tmp_path, "05", "DDP")
+    feedback.write(marks, tmp_path, "05", "DDP", NONE)
     (tmp_path / "index.html").write_text("the instructor's own")
-    [path] = feedback.write(marks[:1], tmp_path, "05", "DDP")
+    [path] = feedback.write(marks[:1], tmp_path, "05", "DDP", NONE)
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "index.html"]
 
 
@@ -207,19 +208,11 @@ def test_counts_and_means():
     assert one.mean == pytest.approx(3 / 4)
 
 
-def test_discrimination_is_the_point_biserial_correlation_with_the_rest():
-    marks = classroom()
-    rows = {(row.question, row.check): row for row in question_statistics.rows(marks)}
-    row = rows["good", "check 1"]
-    right = np.array([one.questions[0].parts[0].status == "right" for one in marks])
-    rest = np.array([one.earned - one.questions[0].earned for one in marks])
-    p = right.mean()
-    expected = (rest[right].mean() - rest[~right].mean()) / rest.std() * math.sqrt(p * (1 - p))
-    assert row.discrimination == pytest.approx(expected)
-    assert rows["bad", "check 1"].discrimination < -0.5
-    assert rows["good", ""].discrimination > 0.5
-    assert rows["all", ""].discrimination is None, "all have it right"
-    assert question_statistics.correlation([(1, 1), (0, 0)]) is None
+def test_the_table_of_statistics():
+    text = question_statistics.text(classroom())
+    assert max(map(len, text.splitlines())) <= 95
+    assert "good" in text
+    assert question_statistics.text([]).strip()
 
 
 RENAMED = """
@@ -350,7 +343,7 @@ def test_checks_and_students_that_come_and_go():
 def test_all_reports_in_a_folder(tmp_path):
     marks = [result(name or "x", question("first", "rw", "b")) for name in NAMES]
     written = reports.write(
-        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}, "DDP"
+        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}, "DDP", "key"
     )
     assert len(set(written)) == len(written) == 7 + len(NAMES)
     assert all(path.stat().st_size for path in written)
@@ -384,16 +377,57 @@ def test_the_mean_total_leaves_out_what_was_not_graded():
     assert question_statistics.mean_total(marks) == 3
     text = question_statistics.text(marks)
     assert "mean total: 3 of 4" in text
-    assert "discrim.:" in text
     assert max(map(len, text.splitlines())) <= 95
+
+
+def of_class(seconds):
+    """A class's results: each student's time for `plan`, None without a plan."""
+    return [
+        result(name, question("guess", "r"), question("plan", "rw", seconds=time))
+        for name, time in seconds.items()
+    ]
+
+
+def test_the_table_of_times_has_pseudonyms_the_fastest_first(tmp_path):
+    marks = of_class({"anna": 3.25, "ben": None, "cleo": 2.861962475112794, "dana": 3.25})
+    reports.write(marks, [], tmp_path, "15-fsdp", "FSDP", {}, "FSDP", "key")
+    lines = (tmp_path / "times.csv").read_text().splitlines()
+    head, *rows = [line.split(",") for line in lines]
+    index = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
+    who = {row.split(",")[2]: row.split(",")[0] for row in index.splitlines()}
+
+    assert head == ["question", "seconds", "pseudonym", "points", "out of"]
+    assert (who[rows[0][2]], rows[0][1]) == ("cleo", "2.861962")
+    assert {who[row[2]] for row in rows[1:]} == {"anna", "dana"}
+    assert {tuple(row[3:]) for row in rows} == {("2", "4")}
+    for name in ("times.csv", "times.html"):
+        text = (tmp_path / name).read_text()
+        assert not [one for one in ("anna", "cleo", "dana") if one in text]
+    page = Page((tmp_path / "feedback" / "anna.html").read_text()).text
+    (own,) = [row[2] for row in rows if who[row[2]] == "anna"]
+    assert "Your time: 3.2500 s, simulated. The best of the class: 2.8620 s." in page
+    assert own in page and not [row[2] for row in rows if row[2] != own and row[2] in page]
+    assert "Your time" not in Page((tmp_path / "feedback" / "ben.html").read_text()).text
+
+
+def test_a_pseudonym_needs_the_secret():
+    of = {key: Standing([], key).pseudonym("anna") for key in ("key", "other")}
+    assert of["key"] == Standing(of_class({"ben": 1.0}), "key").pseudonym("anna")
+    assert of["key"] != of["other"]
+    assert len({Standing([], "key").pseudonym(f"s{n}") for n in range(5000)}) == 5000
+
+
+def test_without_times_there_is_no_table(tmp_path):
+    reports.write(of_class({"anna": None}), [], tmp_path, "15", "t", {}, "t", "key")
+    assert not list(tmp_path.glob("times.*"))
 
 
 def test_the_index_says_whose_a_page_is(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Jane Doe")]
-    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {}, "05")
+    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {}, "05", "key")
     text = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
     rows = [line.split(",") for line in text.splitlines()]
-    assert rows[0] == ["student", "page"]
-    assert rows[1] == ["anna", "anna.html"]
+    assert rows[0] == ["student", "page", "pseudonym"]
+    assert rows[1] == ["anna", "anna.html", Standing([], "key").pseudonym("anna")]
     assert rows[2][0] == "Jane Doe"
     assert all((tmp_path / "feedback" / page).is_file() for _, page in rows[1:])

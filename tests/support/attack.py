@@ -52,11 +52,7 @@ class Attack:
 
     def file(self, solution: Solution, texts: dict[str, str]) -> bytes:
         """The file that is handed in."""
-        answers = dict(self.answers)
-        for question, text in answers.items():
-            for name, value in texts.items():
-                text = text.replace(f"@{name}@", value)
-            answers[question] = text
+        answers = {question: self.text(question, texts) for question in self.answers}
         data = notebook(solution, reference(solution) | answers)
         if self.change is not None:
             made = json.loads(data)
@@ -64,11 +60,18 @@ class Attack:
             data = json.dumps(made).encode()
         return self.data(data.decode()) if self.data is not None else data
 
+    def text(self, question: str, texts: dict[str, str]) -> str:
+        """The answer to a question."""
+        text = self.answers[question]
+        for name, value in texts.items():
+            text = text.replace(f"@{name}@", value)
+        return text
 
-def load() -> list[Attack]:
-    """All attacks of tests/grading/attacks: ATTACKS of each file."""
+
+def load(files: str = "on_*.py") -> list[Attack]:
+    """The attacks of tests/grading/attacks: ATTACKS of each of these files."""
     attacks: list[Attack] = []
-    for path in sorted(FOLDER.glob("on_*.py")):
+    for path in sorted(FOLDER.glob(files)):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

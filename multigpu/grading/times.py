@@ -1,0 +1,53 @@
+"""The class's simulated times, by pseudonym: a table that may be shown to the class.
+
+The key of a pseudonym is the grading's secret. Whoever has it, or feedback/index.csv, knows
+who is who; a student's page says the student's own pseudonym alone.
+"""
+
+import base64
+import hmac
+from collections.abc import Sequence
+
+from multigpu.grading.csv_cells import number
+from multigpu.grading.results import QuestionResult, Result
+
+HEAD = ["question", "seconds", "pseudonym", "points", "out of"]
+
+
+class Standing:
+    """The times of a class.
+
+    rows   the table: HEAD, then a question's times, the fastest first; HEAD alone without any
+    best   each question's shortest time
+    """
+
+    def __init__(self, results: Sequence[Result], secret: str):
+        self._key = secret.encode()
+        timed = [
+            (place, each.seconds, self.pseudonym(one.student), each)
+            for one in results
+            for place, each in enumerate(one.questions)
+            if each.seconds is not None
+        ]
+        timed.sort(key=lambda row: row[:3])
+        self.best = {each.name: seconds for _, seconds, _, each in reversed(timed)}
+        self.rows = [HEAD] + [
+            [each.name, f"{seconds:.6f}", name, number(each.earned), number(each.points)]
+            for _, seconds, name, each in timed
+        ]
+
+    def pseudonym(self, student: str) -> str:
+        """Eight letters, the same in each run with this secret."""
+        text = f"pseudonym of {student}".encode(errors="surrogatepass")
+        letters = base64.b32encode(hmac.digest(self._key, text, "sha256")).decode()
+        return f"{letters[:4]}-{letters[4:8]}"
+
+    def text(self, student: str, question: QuestionResult) -> str:
+        """What the student's page says of the time; "" without one."""
+        if question.seconds is None:
+            return ""
+        return (
+            f"Your time: {question.seconds:.4f} s, simulated. The best of the class: "
+            f"{self.best[question.name]:.4f} s. In the class's table you are "
+            f"{self.pseudonym(student)}."
+        )
