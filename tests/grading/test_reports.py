@@ -430,4 +430,4 @@ def test_the_index_says_whose_a_page_is(tmp_path):
     assert rows[0] == ["student", "page", "pseudonym"]
     assert rows[1] == ["anna", "anna.html", Standing([], "key").pseudonym("anna")]
     assert rows[2][0] == "Jane Doe"
-    assert all((tmp_path / "feedback" / page).is_file() for _, page in rows[1:])
+    assert all((tmp_path / "feedback" / page).is_file() for _, page, _ in rows[1:])
