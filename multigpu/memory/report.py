@@ -121,7 +121,7 @@ def remedy(step: Step) -> str:
     state = sum(step.state().values()) + 4 * step.model.weights
     return (
         f"  weights, gradients and optimizer state alone are {_gib(state)}: several GPUs must "
-        f"share them"
+        f"share them (--gpus 8)"
     )
 
 

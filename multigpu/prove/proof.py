@@ -59,6 +59,8 @@ OTHER_ROWS = ("fewer_rows", "other_rows", "rows_missing", "rows_repeated", "padd
 RATES = ("learning_rate", "scheduler")
 # The units in the last place by which these runs disturb the weights, two runs at a time.
 UNITS = ((2, 3), (4, 5))
+# What torchrun gives each rank, in the error of a program that was started without it.
+RANK_VARIABLES = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "variable RANK expected")
 
 
 @dataclass
@@ -595,11 +597,19 @@ class _Session:
         return _Unknown(
             "crash",
             f"{what} failed in step {step}" + (failure.text if failure else f" with {how}"),
-            "mend that first: what it printed last stands above"
-            + (self._other_reference() if what == "the reference" else ""),
+            self._first_to_mend(what, failure),
             (failure and failure.trace) or _tail(run),
             step=step,
             rank=failure.rank if failure else None,
+        )
+
+    def _first_to_mend(self, what: str, failure: "_Failure | None") -> str:
+        """What to do about a run that failed."""
+        text = failure.text if failure else ""
+        if self.plan.ranks is None and any(name in text for name in RANK_VARIABLES):
+            return "start the program with torchrun: `torchrun --nproc-per-node=2 …`"
+        return "mend that first: what it printed last stands above" + (
+            self._other_reference() if what == "the reference" else ""
         )
 
     def _first_failure(self, run: Run, records: list[RankRecord]) -> "_Failure | None":

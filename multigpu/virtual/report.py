@@ -156,8 +156,8 @@ class Report:
             remarks.append("The CPU computes the numbers.")
         if self.options.clock == "real":
             remarks.append(
-                "Times that the program itself prints are this machine's, not a GPU's: with "
-                "--clock simulated they are the simulated clock's."
+                "torch.cuda.Event has simulated times. Other times that the program prints "
+                "are this machine's; with --clock simulated they are simulated, too."
             )
         if taking_turns := [gpu for gpu in self.gpus if self._takes_turns(gpu)]:
             names = ", ".join(map(self._name, taking_turns))

@@ -135,6 +135,15 @@ def test_a_program_that_starts_its_ranks_needs_the_command_for_one(proved, monke
 
 
 @pytest.mark.slow
+def test_without_torchrun_the_launcher_is_named(tmp_path, monkeypatch, in_forks):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import os\nimport torch\n\nos.environ['LOCAL_RANK']\n")
+    proof = prove.run("python train.py", timeout=60)
+    assert "KeyError: 'LOCAL_RANK'" in proof.line
+    assert "torchrun --nproc-per-node=2" in proof.cause.remedy
+
+
+@pytest.mark.slow
 def test_a_crash_shows_its_own_traceback(proved):
     proof = proved(source("crash_of_rank_1"))
     assert (proof.exit_code, proof.cause.rank) == (2, 1)

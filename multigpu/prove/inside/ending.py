@@ -42,6 +42,12 @@ def _of(names: tuple[str, ...], default: int) -> int:
     return int(found[0]) if found else default
 
 
+def _in_a_line(kind: type[BaseException], error: BaseException) -> str:
+    """The error's type and first line; of NCCL's errors the last one, which says why."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{kind.__name__}: {lines[-1 if 'Last error:' in lines else 0]}"
+
+
 def watch(folder: Path, steps: Callable[[], int]) -> None:
     """Note how this process ends by itself: at its program's end, or by an exception."""
     failed = False
@@ -58,7 +64,7 @@ def watch(folder: Path, steps: Callable[[], int]) -> None:
         nonlocal failed
         failed = True
         text = "".join(traceback.format_exception(kind, error, trace))
-        note(FAILED_PREFIX, error=f"{kind.__name__}: {error}".splitlines()[0], trace=text)
+        note(FAILED_PREFIX, error=_in_a_line(kind, error), trace=text)
         previous(kind, error, trace)
 
     def at_end() -> None:
