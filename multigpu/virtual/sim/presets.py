@@ -11,7 +11,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, TypeVar
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, did_you_mean
 
 GIB = 2**30
 
@@ -367,9 +367,10 @@ def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:
             word, own = "network", "a Link(…)"
         else:
             word, own = "link", "a Link(…)"
+        near = did_you_mean(what, table)
         raise UserError(
-            f'there is no {word} "{what}": use one of {", ".join(table)}, '
-            f"or {own} of your own."
+            f'there is no {word} "{what}": {f"{near} There are" if near else "use one of"} '
+            f"{', '.join(table)}, or {own} of your own."
         )
     return table[what]
 
