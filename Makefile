@@ -80,7 +80,7 @@ test-quick: lint
 # Four workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 # A test that fails beside others runs once more, alone. What passes only then has a race, and is named.
 test: lint
-	@echo "running all tests: about 20 minutes on 2 cores"
+	@echo "running all tests: about 18 minutes on 2 cores"
 	multigpu slurm install --with-mpi --with-bubblewrap || true
 	pytest --numprocesses=4 --cache-clear || { test $$? = 1 && python tests/support/failed.py; }
 

@@ -3,6 +3,7 @@
 import plain_net
 import pytest
 import torch
+import torch.distributed as dist
 from small_net import QUIET, Net, cpu, make_net, rows
 from torch.utils.data import DataLoader
 from trainer_user import trainer
@@ -51,6 +52,8 @@ def test_several_optimizers_are_for_manual_optimization(tmp_path):
 @pytest.mark.parametrize("strategy", ["dp", "ddp2", "pipeline"])
 def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, request):
     request.addfinalizer(control.stop)
+    # ddp2 has a group by then, and later tests of this process would be its rank 0.
+    request.addfinalizer(lambda: dist.is_initialized() and dist.destroy_process_group())
     Net.pipeline_stages = lambda self: [self.layer[0], torch.nn.Identity()]
     with pytest.raises(
         UserError, match=r"manual optimization .*automatic optimization, or strategy='ddp'"

@@ -68,7 +68,9 @@ x = full(1)
 for name in ("data", "tensor"):
     dist.all_reduce(x, group=mesh[name].get_group())
 dist.destroy_process_group()
-dist.init_process_group("nccl")
+# At the same port a rank could meet the first group's store, which ends with rank 0's group.
+store = dist.FileStore(__file__.replace("program.py", "store"), 2)
+dist.init_process_group("nccl", store=store, rank=rank, world_size=2)
 dist.barrier(device_ids=[rank])
 torch.cuda.set_device(rank)
 dist.all_reduce(x)
