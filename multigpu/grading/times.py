@@ -1,7 +1,8 @@
 """The class's simulated times, by pseudonym: a table that may be shown to the class.
 
-The key of a pseudonym is the grading's secret. Whoever has it, or feedback/index.csv, knows
-who is who; a student's page says the student's own pseudonym alone.
+Pseudonyms are made with the grading's secret. Keep secret.txt and feedback/index.csv to
+yourself: with either, a pseudonym leads to a student. A student's page has that student's own
+pseudonym and no other.
 """
 
 import base64

@@ -52,7 +52,7 @@ def test_several_optimizers_are_for_manual_optimization(tmp_path):
 @pytest.mark.parametrize("strategy", ["dp", "ddp2", "pipeline"])
 def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, request):
     request.addfinalizer(control.stop)
-    # ddp2 has a group by then, and later tests of this process would be its rank 0.
+    # ddp2 makes a process group before it refuses. If it stayed, later tests would be rank 0.
     request.addfinalizer(lambda: dist.is_initialized() and dist.destroy_process_group())
     Net.pipeline_stages = lambda self: [self.layer[0], torch.nn.Identity()]
     with pytest.raises(

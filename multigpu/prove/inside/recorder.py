@@ -347,7 +347,7 @@ class _Running:
         self.step: Step | None = None
         self.recorded = False
         self.options = _options(optimizer)
-        # (group, its learning rate, the one that it has during the step)
+        # For each group: the group, the program's learning rate, and the multiplied rate.
         self.rates: list[tuple[dict, Any, Any]] = []
 
     def multiply_rates(self, factor: float) -> None:
@@ -377,7 +377,7 @@ class _Optimizer:
         self.tracked: list[Tracked] = track(optimizer, modules)
         self.modules = list(modules) if place == 0 else []
         self.frozen = {} if place else _frozen([*self.modules, *without_grad])
-        # Of each: some elements, and the sketch of all. Most change never.
+        # For each: some of its elements, and the sketch of all. Most never change.
         self.frozen_before: dict[str, tuple[torch.Tensor, np.ndarray]] = {}
         self.local: np.ndarray | None = None
 
