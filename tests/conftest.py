@@ -45,13 +45,10 @@ def two():
 
 @pytest.fixture
 def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proof's programs run in forks of the warm process, which keep its hash seed."""
+    """A proof's programs run in forks of the warm process."""
     import warm
 
-    from multigpu.prove import processes
-
     monkeypatch.setattr(sys, "executable", str(warm.python()))
-    monkeypatch.setattr(processes, "SAME_IN_EACH_RUN", {})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -1,10 +1,11 @@
 """Processes that start in milliseconds: forks of a process that has imported torch.
 
-`python()` is the path of a command that takes Python's arguments: a script, `-m module` or
-`-c code`. The command sends its arguments, its environment and its open files to the warm
-process (a server), which forks; the fork runs the program. In the fork `sys.executable` is
-that command, so that the ranks of mp.spawn, of torchrun and of the Trainer start in the same
-way. Programs that import TensorFlow are forks of a second process, which has imported that.
+`python()` is the path of a command that takes Python's arguments: a script, `-m module` or `-c
+code`; `torchrun` and `multigpu` stand beside it. The command sends its arguments, its
+environment and its open files to the warm process (a server), which forks; the fork runs the
+program. In the fork `sys.executable` is that command, so that the ranks of mp.spawn, of
+torchrun and of the Trainer, and the programs of `multigpu`, start in the same way. Programs
+that import TensorFlow are forks of a second process, which has imported that.
 
 A test of a real start (a launcher, an import, Python's end) uses `sys.executable`. With
 REAL_START=1 the command is Python itself, for all tests: `make test-real`.
@@ -33,6 +34,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
+
+from warm_client import HASH_SEED, PROGRAMS
 
 TORCH = (
     "torch",
@@ -63,11 +66,10 @@ def python() -> Path:
     """The command that starts a program in a fork. The first call starts the server."""
     folder = Path(tempfile.mkdtemp(prefix="warm"))
     real = "REAL_START" in os.environ
-    for name in ("python", "python3", "torchrun"):
+    for name in ("python", "python3", *PROGRAMS):
         words = [sys.executable, "-IS", str(SUPPORT / "warm_client.py"), str(folder), name]
         if real:
-            module = ["-m", "torch.distributed.run"] if name == "torchrun" else []
-            words = [sys.executable, *module]
+            words = [sys.executable, *PROGRAMS.get(name, [])]
         command = folder / name
         command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         command.chmod(0o755)
@@ -86,8 +88,8 @@ def python() -> Path:
         pass_fds=[one.fileno() for one in listeners],
         stdin=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the tests, which then end the server
-        # Read at the import of torch, so a program cannot have another number.
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # Read when torch is imported, and when Python starts.
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": HASH_SEED},
     )
     for listener in listeners:
         listener.close()

@@ -1,10 +1,10 @@
 """The command of warm.python(): run a program in a fork of the warm process, as if here.
 
-`warm_client.py FOLDER NAME ARGUMENTS…`: the folder of the sockets, python or torchrun, and the
-arguments. The program gets this process's open files, environment and working directory;
-signals are passed on, and the exit code is the program's. Python itself runs what a fork
-cannot: another option than -u, -B, -c and -m, no arguments, other settings of Python, another
-network namespace than the warm process's.
+`warm_client.py FOLDER NAME ARGUMENTS…`: the folder of the sockets, python or a name of
+PROGRAMS, and the arguments. The program gets this process's open files, environment and
+working directory; signals are passed on, and the exit code is the program's. Python itself
+runs what a fork cannot: another option than -u, -B, -c and -m, no arguments, other settings of
+Python, another network namespace than the warm process's.
 """
 
 import contextlib
@@ -17,15 +17,24 @@ import sys
 
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
 # Settings that Python reads at its start, which a fork cannot change.
-SETTINGS = ("WARNINGS", "HASHSEED", "DEVMODE", "OPTIMIZE", "UTF8", "IOENCODING", "SAFEPATH")
+SETTINGS = ("WARNINGS", "DEVMODE", "OPTIMIZE", "UTF8", "IOENCODING", "SAFEPATH")
+HASH_SEED = "0"  # the warm process's
+
+# The arguments of Python with which a program starts.
+PROGRAMS = {
+    "torchrun": ["-c", "from torch.distributed.run import main; main()"],
+    "multigpu": ["-m", "multigpu.cli"],
+}
 
 ENDED = "the warm process of tests/support/warm.py has ended: run one test with -s to see why."
 
 
 def program(name: str, arguments: list[str]) -> list[str] | None:
     """The arguments that a fork runs; None if Python itself must run them."""
-    if name == "torchrun":
-        return ["-c", "from torch.distributed.run import main; main()", *arguments]
+    if os.environ.get("PYTHONHASHSEED", HASH_SEED) != HASH_SEED:
+        return None
+    if name in PROGRAMS:
+        return [*PROGRAMS[name], *arguments]
     while arguments and arguments[0] in ("-u", "-B"):
         arguments = arguments[1:]
     if not arguments or any(f"PYTHON{name}" in os.environ for name in SETTINGS):
@@ -73,8 +82,7 @@ def main() -> None:
     with open(os.path.join(folder, "network")) as file:
         same_network = file.read() == os.readlink("/proc/self/ns/net")
     if arguments is None or not same_network:
-        module = ["-m", "torch.distributed.run"] if name == "torchrun" else []
-        os.execv(sys.executable, [sys.executable, *module, *given])
+        os.execv(sys.executable, [sys.executable, *PROGRAMS.get(name, []), *given])
     files = open_files()
     request = {
         "arguments": arguments,
@@ -108,4 +116,5 @@ def main() -> None:
     os._exit(code)
 
 
-main()
+if __name__ == "__main__":
+    main()
