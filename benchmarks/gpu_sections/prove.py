@@ -12,7 +12,7 @@ from pathlib import Path
 
 from section import Section, main
 
-from multigpu.prove import plan, proof
+from multigpu.prove import plan, session
 
 PROGRAM = Path(__file__).with_name("prove_program.py")
 RIGHT = Path(__file__).resolve().parents[2] / "tests" / "prove" / "right" / "amp_bf16.py"
@@ -50,7 +50,7 @@ def real(section: Section) -> None:
 def prove(section: Section, case: str, command: list, expected: str) -> None:
     """Add the row of a proof."""
     began = time.monotonic()
-    found = proof.run(list(map(str, command)), timeout=60)
+    found = session.run(list(map(str, command)), timeout=60)
     verdict = found.verdict if found.cause is None else f"{found.verdict}: {found.cause.kind}"
     section.row(
         case=case,

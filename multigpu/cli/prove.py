@@ -70,10 +70,10 @@ def prove(
     """
     check_files({"--picture": picture, "--json": json_file, "--report": page})
     signal.signal(signal.SIGTERM, _interrupt)
-    from multigpu.prove import proof, report
+    from multigpu.prove import report, session
 
     try:
-        result = proof.run(
+        result = session.run(
             command,
             gpus=gpus,
             steps=steps,

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multigpu.prove.proof import Proof as Proof
-    from multigpu.prove.proof import run as run
+    from multigpu.prove.session import run as run
 
 
 def __getattr__(name: str) -> Any:
     # The processes of a run import this package at their start: it imports nothing then.
-    if name in ("Proof", "run"):
-        from multigpu.prove import proof
+    if name == "run":
+        from multigpu.prove.session import run
 
-        return getattr(proof, name)
+        return run
+    if name == "Proof":
+        from multigpu.prove.proof import Proof
+
+        return Proof
     raise AttributeError(f"module 'multigpu.prove' has no attribute {name!r}")

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,3 +261,8 @@ def _cpu_seconds(folder: Path) -> float:
 def shown(command: list[str]) -> str:
     """A command as one would type it."""
     return shlex.join(command)
+
+
+def quoted(command: Sequence[str]) -> str:
+    """A command as the value of an option."""
+    return f'"{shown(list(command))}"'

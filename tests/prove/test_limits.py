@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from multigpu.prove import plan, proof
+from multigpu.prove import plan
 from multigpu.prove.causes import Cause, find
 from multigpu.prove.compare import KINDS, Comparison, Distances, StepDistances, compare
+from multigpu.prove.failures import Unknown
 from multigpu.prove.processes import Run
 from multigpu.prove.record import Head, Part, RankRecord, Step
+from multigpu.prove.session import SLOW, Session
 
 ROUNDING = 1e-4
 
@@ -86,9 +88,9 @@ def compared(limits: list[float], off: list[float] | None = None) -> Comparison:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> proof._Session:
+def session(tmp_path: Path) -> Session:
     planned = plan.Plan(["a"], ["b"], 2, None, real=False)
-    return proof._Session(planned, tmp_path, None, 60, lambda text: None)
+    return Session(planned, tmp_path, None, 60, lambda text: None)
 
 
 def test_what_comes_after_a_wide_limit_is_left_out(session, tmp_path):
@@ -96,7 +98,7 @@ def test_what_comes_after_a_wide_limit_is_left_out(session, tmp_path):
     found = session.concluded(compared([0.01, 0.2, 0.7, 0.1]), None, ended)
     assert found.verdict == "holds" and " in the first 2 of 4 steps: " in found.line
     assert found.notes[0].startswith("from step 3 on rounding alone")
-    with pytest.raises(proof._Unknown, match="the first step by half"):
+    with pytest.raises(Unknown, match="the first step by half"):
         session.concluded(compared([0.7, 0.1]), None, ended)
 
 
@@ -113,10 +115,10 @@ def test_steps_with_a_wide_limit_are_compared_again_with_small_rates(
         session, "parallel_run", lambda steps: rates.append(session.rate) or run
     )
     monkeypatch.setattr(session, "compare", lambda *runs: again)
-    monkeypatch.setattr(proof, "find", lambda comparison: cause)
+    monkeypatch.setattr("multigpu.prove.session.find", lambda comparison: cause)
     first = compared([0.01, 0.019, 0.1])
     found, why = session.with_small_steps(first, 3)
-    assert rates == [proof.SLOW] and why is cause
+    assert rates == [SLOW] and why is cause
     assert [step.kinds["after"].limit[0] for step in found.steps] == [0.01, 0.019, 0.01]
     assert session.notes[0].startswith("rounding alone changes much from step 3 on")
 

@@ -48,6 +48,14 @@ class WithLoss(nn.Module):
         return F.cross_entropy(self.model(x), y)
 """
 
+LOADER = """
+from torch.utils.data import DataLoader, DistributedSampler
+
+x = torch.randn(32, 24)
+sampler = DistributedSampler(x, num_replicas=dp_size, rank=dp_rank)
+loader = DataLoader(x, batch_size=4, sampler=sampler)
+"""
+
 # The rate grows with the rows that a step of all ranks reads, or with the ranks alone.
 SCALED = (wrong_cases.PROGRAMS / "ddp.py").read_text()
 for old, new in (
@@ -70,6 +78,30 @@ def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str
     assert ("--batch-size 32" in "".join(proof.notes)) and (kind is None) == (
         "learning rate depends on" in "".join(proof.notes)
     ), str(proof)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "ending"),
+    [("1e-2", ": holds"), ("1e-2 * dp_size", "and 0.01 in the reference: fails")],
+)
+def test_pairs_that_each_read_a_batch(proved: Callable, rate: str, ending: str) -> None:
+    """Two pairs with 4 rows each, against one pair, whose batch becomes 8 rows, not 16.
+
+    The loader gives each pair a part of the data, and both ranks of a pair the same.
+    """
+    text = (Path(right_cases.__file__).parent / "right" / "two_d.py").read_text()
+    for old, new in (
+        ("x = torch.randn(6, 16, 24)\n", LOADER),
+        ("for step in range(6):\n", "for step, rows in enumerate(loader):\n"),
+        ("rows = x[step].chunk(dp_size)[dp_rank].to(kind)", "rows = rows.to(kind)"),
+        ("lr=1e-2", f"lr={rate}"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    proof = proved(text, ranks=4, against=2)
+    assert proof.line.endswith(ending), str(proof)
+    assert "multiplied by 2" in "".join(proof.notes), str(proof)
 
 
 @pytest.mark.slow
