@@ -58,13 +58,10 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     try:
         settings = grade.Settings(folder, options.sandbox, options.jobs)
         results = grade.grade(solution, found.submissions, settings, progress)
-        released = {each.name: solution.released_answer(each) for each in solution.questions}
         title = next(each.title for each in LESSONS if each.slug == solution.lesson)
         column = options.assignment or title
         secret = grade.read_secret(folder)
-        reports.write(
-            results, absent, folder, solution.lesson, title, released, column, secret
-        )
+        reports.write(results, absent, folder, solution.lesson, title, column, secret)
         with atomic(folder / LESSON) as temporary:
             temporary.write_text(solution.lesson + "\n", encoding="utf-8")
         if options.gradescope:

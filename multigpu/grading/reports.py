@@ -1,13 +1,13 @@
 """All reports of a grading, in a folder; lessons/INSTRUCTORS.md says what each of them is."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from multigpu.errors import UserError
 from multigpu.files import atomic, write_json
-from multigpu.grading import feedback, question_statistics, similarity
+from multigpu.grading import feedback, question_statistics
 from multigpu.grading.csv_cells import table
 from multigpu.grading.gradebook import canvas, gradebook, moodle
 from multigpu.grading.results import Result
@@ -22,14 +22,12 @@ def write(
     folder: Path,
     lesson: str,
     title: str,
-    released: Mapping[str, str],
     assignment: str,
     secret: str,
 ) -> list[Path]:
     """Write all reports; returns their paths.
 
     absent       who is on the roster and has handed in nothing
-    released     each question's answer cell as students got it
     assignment   the column's name in Canvas
     secret       the key of the pseudonyms in the table of times
     """
@@ -42,7 +40,6 @@ def write(
         "canvas.csv": canvas(results, assignment),
         "moodle.csv": moodle(results),
         "statistics.txt": question_statistics.text(results),
-        "similarity.txt": similarity.text(similarity.pairs(results, released)),
     }
     if len(standing.rows) > 1:
         texts["times.csv"] = table(standing.rows)

@@ -1,14 +1,14 @@
-"""Feedback, statistics, similarity, what regrading changed, all in a folder."""
+"""Feedback, statistics, what regrading changed, all in a folder."""
 
 import codecs
 import html.parser
 import random
 
 import pytest
-from graded import ANSWER, question, result
+from graded import question, result
 
 from multigpu.errors import UserError
-from multigpu.grading import feedback, question_statistics, regrade, reports, similarity
+from multigpu.grading import feedback, question_statistics, regrade, reports
 from multigpu.grading.results import Note
 from multigpu.grading.times import Standing
 
@@ -63,7 +63,7 @@ def test_a_page_of_feedback():
         "rank 0: hello",
         "there are two cells",
         "an older file",
-        "all_reduce",
+        "return sum(values)",
         "2 / 6",
         "– / 8",
     ):
@@ -215,83 +215,6 @@ def test_the_table_of_statistics():
     assert question_statistics.text([]).strip()
 
 
-RENAMED = """
-# my very own idea
-def mean_of_all(x, g):
-    "How I did it: on my own."
-    t   = x.clone()   # clone first
-    dist.all_reduce(t, op=dist.ReduceOp.SUM,
-                    group=g)
-    t /= dist.get_world_size(g)
-    return t
-def range_of(x):
-    a = min(x)
-    b = max(x)
-    return b - a
-"""
-OTHER = """
-def average(values, group):
-    parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, values.contiguous(), group=group)
-    return torch.stack(parts).mean(dim=0)
-
-def spread(values):
-    ordered = sorted(values)
-    return ordered[-1] - ordered[0] if ordered else 0.0
-"""
-
-
-def alike(*answers, released="", **more):
-    marks = [result(f"s{n}", question("q", "r", answer=a)) for n, a in enumerate(answers)]
-    return similarity.pairs(marks, {"q": released}, **more)
-
-
-def test_renamed_and_reordered_answers_are_alike():
-    first, second = ANSWER.strip().split("\n\ndef spread")
-    swapped = f"def spread{second}\n\n{first}\n"
-    pairs = alike(ANSWER, RENAMED, OTHER, swapped)
-    assert {(pair.first, pair.second) for pair in pairs} == {
-        ("s0", "s1"),
-        ("s0", "s3"),
-        ("s1", "s3"),
-    }
-    assert pairs[0].similarity == 1.0
-    assert "s0 and s1" in similarity.text(pairs)
-
-
-def test_texts_that_only_explain_do_not_count():
-    bare = ANSWER.replace('    """Average over all ranks."""\n', "")
-    assert bare != ANSWER
-    [pair] = alike(ANSWER, bare)
-    assert pair.similarity == 1.0
-    [pair] = alike(bare, bare.replace("total = values", '"\\n"  # text\n    total = values'))
-    assert pair.similarity == 1.0
-
-
-def test_released_blank_and_short_answers_are_not_compared():
-    released = "def average(values, group):\n    raise NotImplementedError()\n"
-    assert not alike(released, released, released=released)
-    assert not alike(ANSWER, RENAMED, released=ANSWER), "all of it was given"
-    assert not alike("x = 1 + 2\n" * 3, "x = 1 + 2\n" * 3)
-    blank = [result(n, question("q", "w", answer=ANSWER, blank=True)) for n in "ab"]
-    assert not similarity.pairs(blank, {})
-    assert similarity.text([]).strip()
-
-
-def test_the_threshold():
-    longer = ANSWER + OTHER
-    assert not alike(ANSWER, longer)
-    [pair] = alike(ANSWER, longer, threshold=0.3)
-    assert 0.3 <= pair.similarity < 0.8
-
-
-def test_answers_that_are_no_python_can_be_alike():
-    broken = ANSWER.replace("values, group", "values, group]") + "'''"
-    assert alike(broken, broken + "  # a comment")
-    nested = "(" * 9_000 + ")" * 9_000
-    alike(nested, nested, "-" * 50_000 + "1", "\x00\ud800", "f'{" * 1000, "x=\\\n" * 4_000)
-
-
 def changes(before, after):
     """The lines of the checks that changed, of one student; the total's line is the last."""
     *inside, total = regrade.lines([before], [after])
@@ -343,9 +266,9 @@ def test_checks_and_students_that_come_and_go():
 def test_all_reports_in_a_folder(tmp_path):
     marks = [result(name or "x", question("first", "rw", "b")) for name in NAMES]
     written = reports.write(
-        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}, "DDP", "key"
+        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", "DDP", "key"
     )
-    assert len(set(written)) == len(written) == 7 + len(NAMES)
+    assert len(set(written)) == len(written) == 6 + len(NAMES)
     assert all(path.stat().st_size for path in written)
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
         written
@@ -390,7 +313,7 @@ def of_class(seconds):
 
 def test_the_table_of_times_has_pseudonyms_the_fastest_first(tmp_path):
     marks = of_class({"anna": 3.25, "ben": None, "cleo": 2.861962475112794, "dana": 3.25})
-    reports.write(marks, [], tmp_path, "15-fsdp", "FSDP", {}, "FSDP", "key")
+    reports.write(marks, [], tmp_path, "15-fsdp", "FSDP", "FSDP", "key")
     lines = (tmp_path / "times.csv").read_text().splitlines()
     head, *rows = [line.split(",") for line in lines]
     index = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
@@ -418,13 +341,13 @@ def test_a_pseudonym_needs_the_secret():
 
 
 def test_without_times_there_is_no_table(tmp_path):
-    reports.write(of_class({"anna": None}), [], tmp_path, "15", "t", {}, "t", "key")
+    reports.write(of_class({"anna": None}), [], tmp_path, "15", "t", "t", "key")
     assert not list(tmp_path.glob("times.*"))
 
 
 def test_the_index_says_whose_a_page_is(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Jane Doe")]
-    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {}, "05", "key")
+    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", "05", "key")
     text = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
     rows = [line.split(",") for line in text.splitlines()]
     assert rows[0] == ["student", "page", "pseudonym"]
