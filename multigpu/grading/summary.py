@@ -1,11 +1,11 @@
 """What the command prints after grading: what an instructor must look at, and the mean."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from multigpu.errors import pluralize
 from multigpu.grading.csv_cells import number
-from multigpu.grading.question_statistics import mean_total
 from multigpu.grading.results import Kind, Result
 
 NAMED = 10
@@ -34,9 +34,11 @@ def lines(
     blocked = [(one, "") for one in results if one.blocked]
     found += _listed("blocked, this machine could not grade them: grade again", blocked)
     points = results[0].points if results else 0
+    known = [one.earned for one in results if not one.problem and not one.blocked]
+    mean = number(statistics.mean(known)) if known else "-"
     found.append(
-        f"{pluralize(len(results), 'submission')}, mean {number(mean_total(results)) or '-'} "
-        f"of {number(points)} points{_left_out(problems)}: {folder / 'gradebook.csv'}"
+        f"{pluralize(len(results), 'submission')}, mean {mean} of {number(points)} points"
+        f"{_left_out(problems)}: {folder / 'gradebook.csv'}"
     )
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from graded import question, result
 
 from multigpu.errors import UserError
-from multigpu.grading import feedback, question_statistics, regrade, reports
+from multigpu.grading import feedback, question_statistics, regrade, reports, summary
 from multigpu.grading.results import Note
 from multigpu.grading.times import Standing
 
@@ -172,47 +172,31 @@ def test_pages_of_an_earlier_grading_go(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "index.html"]
 
 
-def classroom(number_of_students=40):
-    """Students of whom the better ones get `good` right; `bad` is the other way round."""
-    chance = random.Random(0)
-    results = []
-    for place in range(number_of_students):
-        skill = place / number_of_students
-        good = "r" if skill > 0.5 else "w"
-        results.append(
-            result(
-                f"s{place:03}",
-                question("good", good),
-                question("bad", "w" if skill > 0.5 else "r", points=1.0),
-                question("noise", chance.choice("rw") + chance.choice("rw")),
-                question("hard", "r" if skill > 0.45 else "w", "r" if skill > 0.55 else "w"),
-                question("all", "r"),
-            )
-        )
-    return results
-
-
-def test_counts_and_means():
+def test_the_table_of_statistics():
     marks = [
-        result("a", question("first", "rr")),
-        result("b", question("first", "rw")),
-        result("c", question("first", "ww", blank=True)),
-        result("d", question("first", "rb")),
+        result("a", question("first", "rr", "w"), question("long" * 20, "w")),
+        result("b", question("first", "rw", "r"), question("long" * 20, "b")),
+        result("c", question("first", "ww", "w", blank=True), question("long" * 20, "r")),
+        result("d", question("first", "rb", "r"), question("long" * 20, "b")),
         result("e", problem="no notebook"),
     ]
-    whole, one, two = question_statistics.rows(marks)
-    assert whole.counts == {"right": 1, "wrong": 1, "blank": 1, "blocked": 1}
-    assert one.counts == {"right": 3, "blank": 1}
-    assert two.counts == {"right": 1, "wrong": 1, "blank": 1, "blocked": 1}
-    assert whole.mean == pytest.approx((1 + 0.5 + 0) / 3)
-    assert one.mean == pytest.approx(3 / 4)
+    lines = question_statistics.text(marks).splitlines()
+    assert [line.split() for line in lines[:6]] == [
+        ["4", "students"],
+        [],
+        ["question", "/", "check", "right", "wrong", "blank", "blocked", "mean"],
+        ["first", "44%"],
+        ["check", "1", "3", "0", "1", "0"],
+        ["check", "2", "1", "1", "1", "1"],
+    ]
+    assert lines[6].split() == ["hidden:", "check", "3", "2", "1", "1", "0"]
+    assert lines[7].split()[1] == "50%"
+    assert max(map(len, lines)) <= 95
 
 
-def test_the_table_of_statistics():
-    text = question_statistics.text(classroom())
-    assert max(map(len, text.splitlines())) <= 95
-    assert "good" in text
-    assert question_statistics.text([]).strip()
+@pytest.mark.parametrize("marks", [[], [result("a", question("first", "b"))]])
+def test_statistics_without_a_mean(marks):
+    assert "%" not in question_statistics.text(marks)
 
 
 def changes(before, after):
@@ -290,17 +274,15 @@ def test_results_that_cannot_be_read(tmp_path, text):
         reports.read_results(path)
 
 
-def test_the_mean_total_leaves_out_what_was_not_graded():
+def test_the_mean_total_leaves_out_what_was_not_graded(tmp_path):
     marks = [
         result("anna", question("first", "rr")),
         result("ben", question("first", "rw")),
         result("cleo", problem="the file is damaged"),
         result("dana", question("first", "rb")),
     ]
-    assert question_statistics.mean_total(marks) == 3
-    text = question_statistics.text(marks)
-    assert "mean total: 3 of 4" in text
-    assert max(map(len, text.splitlines())) <= 95
+    assert "mean 3 of 4 points" in summary.lines(marks, [], [], tmp_path)[-1]
+    assert "mean - of 4 points" in summary.lines(marks[3:], [], [], tmp_path)[-1]
 
 
 def of_class(seconds):
