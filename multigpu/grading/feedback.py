@@ -98,23 +98,6 @@ def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
             "<footer>A hidden check is one that your notebook does not have: "
             "other shapes, other seeds.</footer>"
         )
-    return _document(f"{title}: {one.student}", body)
-
-
-def times_page(standing: Standing, lesson: str, title: str) -> str:
-    """The HTML of the class's table of times."""
-    head, *rows = [[_text(cell) for cell in row] for row in standing.rows]
-    body = [
-        f"<header><h1>Simulated times: {_text(title)}</h1></header>",
-        f'<p class="student">{_text(lesson)} · your own page says your pseudonym</p>',
-        f"<table><thead><tr><th>{'<th>'.join(head)}</thead><tbody>",
-        *(f"<tr><td>{'<td>'.join(row)}" for row in rows),
-        "</tbody></table>",
-    ]
-    return _document(f"Simulated times: {title}", body)
-
-
-def _document(title: str, body: Sequence[str]) -> str:
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -125,7 +108,7 @@ def _document(title: str, body: Sequence[str]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
             GENERATOR,
-            f"<title>{_text(title)}</title>",
+            f"<title>{_text(title)}: {_text(one.student)}</title>",
             f"<style>{STYLE}</style>",
             "</head>",
             "<body>",

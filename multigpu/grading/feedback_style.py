@@ -26,8 +26,6 @@ li { border-top: 1px solid var(--line); padding: 0.4rem 0; }
 .wrong { color: light-dark(#b3261e, #ff8d85); }
 .blocked { color: light-dark(#7d4e00, #e3b341); }
 .tag { border: 1px solid var(--line); border-radius: 1em; padding: 0 0.5em; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.6rem; text-align: left; }
 .note { border-left: 4px solid var(--line); padding-left: 0.75rem; }
 pre {
   background: #8c959f1a;

@@ -43,7 +43,6 @@ def write(
     }
     if len(standing.rows) > 1:
         texts["times.csv"] = table(standing.rows)
-        texts["times.html"] = feedback.times_page(standing, lesson, title)
     written = []
     for name, text in texts.items():
         with atomic(folder / name) as temporary:

@@ -305,9 +305,7 @@ def test_the_table_of_times_has_pseudonyms_the_fastest_first(tmp_path):
     assert (who[rows[0][2]], rows[0][1]) == ("cleo", "2.861962")
     assert {who[row[2]] for row in rows[1:]} == {"anna", "dana"}
     assert {tuple(row[3:]) for row in rows} == {("2", "4")}
-    for name in ("times.csv", "times.html"):
-        text = (tmp_path / name).read_text()
-        assert not [one for one in ("anna", "cleo", "dana") if one in text]
+    assert not [one for one in ("anna", "cleo", "dana") if one in "".join(lines)]
     page = Page((tmp_path / "feedback" / "anna.html").read_text()).text
     (own,) = [row[2] for row in rows if who[row[2]] == "anna"]
     assert "Your time: 3.2500 s, simulated. The best of the class: 2.8620 s." in page
