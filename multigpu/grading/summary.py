@@ -24,10 +24,8 @@ def lines(
     if absent:
         found += [f"handed in nothing: {len(absent)}", *_cut([f"    {one}" for one in absent])]
     problems = [one for one in results if one.problem]
-    said = [(one, one.problem) for one in problems if one.lesson]
-    found += _listed("another lesson's notebook", said)
-    said = [(one, one.problem) for one in problems if not one.lesson]
-    found += _listed("not readable, ask for it again", said)
+    said = [(one, one.problem) for one in problems]
+    found += _listed("not graded, ask for the notebook again", said)
     for kind, heading in HEADINGS.items():
         said = [(one, note.text) for one in results for note in one.notes if note.kind == kind]
         found += _listed(heading, said)

@@ -13,6 +13,7 @@ from handed_in import notebook, write, zipped
 
 from multigpu.errors import UserError
 from multigpu.grading import grade, sources, submissions, transplant
+from multigpu.grading.pool import Pool
 from multigpu.grading.results import Account
 from multigpu.grading.submissions import Submission, find
 
@@ -553,7 +554,7 @@ def test_all_notebooks_of_another_lesson_are_refused(small, tmp_path):
     other = changed(small, "05-ddp-cluster", "02-data-parallel")
     other = other.replace(b"answer: mean", b"answer: x").replace(b'"mean"', b'"x"')
     given = [Submission("anna", "", other), Submission("ben", "", b"{")]
-    settings = grade.Settings(tmp_path / "out", None, 1)
-    with pytest.raises(UserError, match="02-data-parallel"):
-        grade.grade(small, given, settings, lambda done, of: None)
-    assert not settings.folder.exists()
+    folder = tmp_path / "out"
+    with Pool(1, 5) as pool, pytest.raises(UserError, match="02-data-parallel"):
+        grade.grade(small, given, folder, None, pool, lambda done, of: None)
+    assert not folder.exists()
