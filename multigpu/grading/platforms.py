@@ -52,11 +52,6 @@ class HandedIn:
     account: Account | None = None
 
     @property
-    def shown(self) -> str:
-        """The student's own name of the file, with the platform's number, if it gives one."""
-        return f"{self.name} (upload {self.upload})" if self.upload else self.name
-
-    @property
     def is_notebook(self) -> bool:
         return _is_notebook(self.name)
 

@@ -105,10 +105,10 @@ def _read(one: HandedIn, handed_in: list[HandedIn]) -> Submission:
     others = [other for other in handed_in if other is not one]
     if one.is_notebook:
         submission.data, submission.problem = one.file.read()
-        notebooks = sorted(other.shown for other in others if other.is_notebook)
+        notebooks = sorted(other.name for other in others if other.is_notebook)
         if notebooks:
             listed = _listed(notebooks)
-            text = f"{one.shown} was graded; also handed in, and left out: {listed}"
+            text = f"{one.name} was graded; also handed in, and left out: {listed}"
             submission.notes.append(Note(text, Kind.FILES))
     else:
         names = sorted(other.name for other in handed_in)

@@ -89,7 +89,7 @@ def test_canvas(tmp_path, form):
     jane = found["doejane (Canvas 12345)"]
     assert jane.file == "doejane_12345_68000_A.ipynb"
     assert jane.data == notebook(jane.file)
-    assert "Name.ipynb (upload 9999)" in jane.notes[0].text
+    assert "Name-1.ipynb" in jane.notes[0].text
     assert "report.pdf" in found["roe (Canvas 88)"].problem
     assert found["li (Canvas 99)"].problem
 
