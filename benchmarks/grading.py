@@ -261,7 +261,7 @@ def main() -> None:
             print(f"nbgrader {theirs[-1]:.1f} s, ours {own[-1]:.1f} s: {ratios[-1]:.1f}x")
         of_hog = beside_a_hog(folder)
         lesson = solution.find("05")
-        right = {question.name: lesson.answer(question) for question in lesson.questions}
+        right = {question.name: question.answer for question in lesson.questions}
         shutil.rmtree(folder / "handed-in")
 
         def all_different(number: int) -> dict[str, str]:

@@ -47,7 +47,7 @@ def test_the_students_notebook_is_made_from_the_solution(slug):
     assert stored == solution.dumps(release.student_notebook(found))
     for question in found.questions:
         for answer in re.findall(
-            r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", found.answer(question), re.DOTALL
+            r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", question.answer, re.DOTALL
         ):
             assert json.dumps(answer.strip("\n"), ensure_ascii=False)[1:-1] not in stored
 

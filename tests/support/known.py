@@ -128,7 +128,7 @@ def answer_cell(lesson: str, question: str) -> str:
     """The text of a question's answer cell in the lesson's solution."""
     solution = solutions.find(lesson)
     (found,) = (each for each in solution.questions if each.name == question)
-    return solution.answer(found)
+    return found.answer
 
 
 def notebook(solution: Solution, answers: dict[str, str]) -> bytes:
@@ -142,7 +142,7 @@ def notebook(solution: Solution, answers: dict[str, str]) -> bytes:
 
 def reference(solution: Solution) -> dict[str, str]:
     """The solution's answers."""
-    return {question.name: solution.answer(question) for question in solution.questions}
+    return {question.name: question.answer for question in solution.questions}
 
 
 def graded(
