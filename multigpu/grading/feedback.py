@@ -27,29 +27,21 @@ BLOCKED = (
 )
 GENERATOR = '<meta name="generator" content="multigpu grade">'
 SAFE = re.compile(r"[a-z0-9_-]{1,64}")
-# Windows takes these names for devices, with any ending.
-DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
 
 
 def write(
     results: Sequence[Result], folder: Path, lesson: str, title: str, standing: Standing
-) -> list[Path]:
-    """Write a page per student into the folder; returns the paths, in the order of results.
-
-    Pages of an earlier grading go.
-    """
+) -> None:
+    """Write a page per student into the folder. Pages of an earlier grading go."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for one in results:
-        path = folder / page_name(one.student)
-        with atomic(path) as temporary:
+    pages = {page_name(one.student): one for one in results}
+    for name, one in pages.items():
+        with atomic(folder / name) as temporary:
             text = page(one, lesson, title, standing)
             temporary.write_text(text, encoding="utf-8")
-        paths.append(path)
-    for path in sorted(set(folder.glob("*.html")) - set(paths)):
-        if path.is_file() and GENERATOR in path.read_bytes()[:2000].decode("utf-8", "replace"):
+    for path in folder.glob("*.html"):
+        if path.name not in pages and GENERATOR in path.read_text(errors="replace"):
             path.unlink()
-    return paths
 
 
 def index(results: Sequence[Result], standing: Standing) -> str:
@@ -65,7 +57,7 @@ def page_name(student: str) -> str:
     Two students never have one name, also where case does not count. The ~ is in no login that
     stays as it is, so no login can be another student's cleaned name.
     """
-    if SAFE.fullmatch(student) and not DEVICES.fullmatch(student):
+    if SAFE.fullmatch(student):
         return f"{student}.html"
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", student).strip("-")[:48]
     digest = hashlib.sha256(student.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -24,8 +24,8 @@ def write(
     title: str,
     assignment: str,
     secret: str,
-) -> list[Path]:
-    """Write all reports; returns their paths.
+) -> None:
+    """Write all reports.
 
     absent       who is on the roster and has handed in nothing
     assignment   the column's name in Canvas
@@ -43,15 +43,12 @@ def write(
     }
     if len(standing.rows) > 1:
         texts["times.csv"] = table(standing.rows)
-    written = []
     for name, text in texts.items():
         with atomic(folder / name) as temporary:
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
-        written.append(folder / name)
-    data = [asdict(one) for one in results]
-    written.append(write_json(folder / RESULTS, data))
-    return written + feedback.write(results, folder / "feedback", lesson, title, standing)
+    write_json(folder / RESULTS, [asdict(one) for one in results])
+    feedback.write(results, folder / "feedback", lesson, title, standing)
 
 
 def read_results(path: Path) -> list[Result]:
@@ -61,14 +58,7 @@ def read_results(path: Path) -> list[Result]:
         if type(data) is not list:
             raise TypeError("expected a list")
         return [Result.from_json(each) for each in data]
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except Exception as error:
         raise UserError(
             f"{path} is no results.json of this version ({error!r}): grade again."
         ) from None
