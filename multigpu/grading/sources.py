@@ -144,7 +144,7 @@ def _of_folder(path: Path) -> Files:
             own = list(islice(below(names), MAX_ENTRIES + 1))
         if len(own) > MAX_ENTRIES:
             note(names, f"has more than {MAX_ENTRIES:,} files: not all were read")
-        for inner, each in own[:MAX_ENTRIES]:
+        for inner, each in own:
             if each.is_dir(follow_symlinks=False):
                 continue
             try:

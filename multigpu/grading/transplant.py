@@ -86,21 +86,15 @@ def _source(cell: Any) -> str:
 
 def _other_lesson(found: list[Any], solution: Solution) -> str:
     """The lesson of the course, but the solution's, that the setup cell names; "" if none."""
-    for cell in found:
-        source = _source(cell)
-        named = LESSON.search(source) if SETUP.match(source) else None
-        if (
-            named
-            and named[1] != solution.lesson
-            and any(named[1] == one.slug for one in LESSONS)
-        ):
-            return named[1]
-    return ""
+    others = {each.slug for each in LESSONS} - {solution.lesson}
+    setups = [source for source in map(_source, found) if SETUP.match(source)]
+    named = [match[1] for match in map(LESSON.search, setups) if match]
+    return next((name for name in named if name in others), "")
 
 
 def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
     source = _source(cell)
-    if type(cell) is not dict or not source:
+    if not source:
         return
     metadata = cell.get("metadata")
     name = metadata.get("grade_id") if type(metadata) is dict else None
@@ -109,19 +103,18 @@ def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
         name = answer_of(source)  # some editors drop a cell's metadata
     if name not in known:
         return
+    problem = ""
     if cell.get("cell_type") != "code":
-        text = "its answer cell is not a code cell any more"
-        answers.notes.append(Note(text, question=name))
-        return
-    if name in answers.sources:
-        text = "there are two answer cells; the first one counts"
-        answers.notes.append(Note(text, question=name))
-        return
-    if len(source) > MAX_ANSWER:
-        text = f"the answer is longer than {MAX_ANSWER:,} characters"
-        answers.notes.append(Note(text, question=name))
-        source = ""
-    answers.sources[name] = source
+        problem = "its answer cell is not a code cell any more"
+    elif name in answers.sources:
+        problem = "there are two answer cells; the first one counts"
+    elif len(source) > MAX_ANSWER:
+        problem = f"the answer is longer than {MAX_ANSWER:,} characters"
+        answers.sources[name] = ""
+    else:
+        answers.sources[name] = source
+    if problem:
+        answers.notes.append(Note(problem, question=name))
 
 
 def is_blank(source: str, released: str) -> bool:

@@ -337,7 +337,8 @@ def test_a_student_with_too_many_files_hides_nobody(tmp_path, folder, monkeypatc
     top, tmp_path = tmp_path, tmp_path / folder
     for number in range(50):
         write(tmp_path / "mallory" / f"{number}.ipynb", b"x")
-        write(tmp_path / "mallory" / str(number) / "x.txt", b"x")
+        for name in "xyz":
+            write(tmp_path / "mallory" / str(number) / f"{name}.txt", b"x")
     for student in ("anna", "zoe"):
         write(tmp_path / student / "work.ipynb")
     for number in range(19):
@@ -347,6 +348,12 @@ def test_a_student_with_too_many_files_hides_nobody(tmp_path, folder, monkeypatc
     assert not [each.problem for each in found.submissions if each.problem]
     assert {each.student for each in found.submissions} == {"anna", "mallory", "zoe"}
     assert any("mallory has more than 20 files" in note for note in found.notes)
+    entered = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: entered.append(path) or scandir(path))
+    with sources.opened(top) as tree:
+        assert sum("mallory" in file.path for file in tree.files) <= 20
+    assert sum(b"mallory" in path for path in entered) <= 20
     monkeypatch.setattr(sources, "MAX_ENTRIES", 2)
     with pytest.raises(UserError, match="more than 2 entries"):
         find(tmp_path, LESSON)
@@ -542,6 +549,8 @@ def changed(small, old, new):
 def test_the_notebook_of_another_lesson_is_named(small):
     data = changed(small, "05-ddp-cluster", "02-data-parallel")
     assert not transplant.take(data, small).problem, "all its answer cells are of this lesson"
+    own = changed(small, '"grade_id": "mean"', '"grade_id": "other"')
+    assert not transplant.take(own, small).problem, "one answer cell is missing"
     other = data.replace(b"# answer: mean", b"# answer: other")
     other = other.replace(b'"grade_id": "mean"', b'"grade_id": "other"')
     answers = transplant.take(other, small)
