@@ -1,4 +1,4 @@
-"""The style of a page of feedback, on a screen and on paper."""
+"""The style of a page of feedback."""
 
 STYLE = """
 :root { color-scheme: light dark; --soft: light-dark(#5c646d, #9aa4af); --line: #8c959f66; }
@@ -30,14 +30,7 @@ li { border-top: 1px solid var(--line); padding: 0.4rem 0; }
 pre {
   background: #8c959f1a;
   font: 0.85rem/1.45 ui-monospace, monospace;
-  max-height: 32rem;
-  overflow: auto;
   padding: 0.6rem 0.8rem;
   white-space: pre-wrap;
-}
-@media print {
-  :root { color-scheme: light; }
-  .head, h3 { break-after: avoid; }
-  pre { max-height: none; }
 }
 """
