@@ -32,7 +32,7 @@ def write(
     secret       the key of the pseudonyms in the table of times
     """
     standing = Standing(results, secret)
-    (folder / "feedback").mkdir(parents=True, exist_ok=True)
+    feedback.write(results, folder / "feedback", lesson, title, standing)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
         "gradebook.csv": "\ufeff" + gradebook(results, absent),
@@ -48,7 +48,6 @@ def write(
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
     write_json(folder / RESULTS, [asdict(one) for one in results])
-    feedback.write(results, folder / "feedback", lesson, title, standing)
 
 
 def read_results(path: Path) -> list[Result]:

@@ -60,12 +60,8 @@ class File:
             return b"", f"it cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-@dataclass
-class Files:
-    """All files, in the order of their paths, and what is to be said about others."""
-
-    files: list[File] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+# All files, in the order of their paths, and what is to be said about others.
+Files = tuple[list[File], list[str]]
 
 
 @contextmanager
@@ -99,11 +95,12 @@ def opened(path: Path) -> Iterator[Files]:
 
 
 def _of_folder(path: Path) -> Files:
-    found = Files()
+    files: list[File] = []
+    notes: list[str] = []
     root = os.path.realpath(os.fsencode(path))
 
     def note(names: tuple[bytes, ...], text: str) -> None:
-        found.notes.append(f"{'/'.join(map(_readable, names))} {text}")
+        notes.append(f"{'/'.join(map(_readable, names))} {text}")
 
     def listed(names: tuple[bytes, ...]) -> list[Entry]:
         """What is in a folder, by name; nothing if it cannot be read."""
@@ -148,11 +145,10 @@ def _of_folder(path: Path) -> Files:
             if each.is_dir(follow_symlinks=False):
                 continue
             try:
-                found.files.append(_in_folder(each, inner))
+                files.append(_in_folder(each, inner))
             except OSError as error:
                 note(inner, f"was ignored: {error.strerror}")
-    found.files.sort(key=lambda file: file.parts)
-    return found
+    return sorted(files, key=lambda file: file.parts), notes
 
 
 def _in_folder(entry: os.DirEntry[bytes], names: tuple[bytes, ...]) -> File:
@@ -184,7 +180,8 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> Files:
             f"{path} has {len(entries):,} entries, more than {MAX_ENTRIES:,}: unpack it "
             f"and give the folder."
         )
-    found = Files()
+    files: list[File] = []
+    notes: list[str] = []
     for entry in entries:
         name = _zip_name(entry)
         raw = name.replace("\\", "/")
@@ -192,16 +189,15 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> Files:
             _readable(part.encode()) for part in raw.split("/") if part not in ("", ".")
         )
         if raw.startswith("/") or ".." in parts or raw[1:2] == ":" or not parts:
-            found.notes.append(f"{one_line(name)} was ignored: its path leads out of the zip")
+            notes.append(f"{one_line(name)} was ignored: its path leads out of the zip")
         elif raw.endswith("/") or any(part.startswith(SKIPPED) for part in parts):
             continue
         elif len(parts) > MAX_DEPTH + 1:
-            found.notes.append(f"{'/'.join(parts)} {DEEP}")
+            notes.append(f"{'/'.join(parts)} {DEEP}")
         else:
-            found.files.append(_in_zip(archive, entry, parts))
+            files.append(_in_zip(archive, entry, parts))
     # Stable: of two entries with one name, the second is the later one.
-    found.files.sort(key=lambda file: file.parts)
-    return found
+    return sorted(files, key=lambda file: file.parts), notes
 
 
 def _in_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, parts: tuple[str, ...]) -> File:

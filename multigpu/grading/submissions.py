@@ -46,8 +46,8 @@ def find(path: Path, lesson: str) -> Found:
     Without such a name, the newest counts, by the platform's number, then by the file's time.
     Raises UserError if there is no submission, and if all together exceed the limit.
     """
-    with sources.opened(path) as tree:
-        handed_in, ignored = platforms.whose(tree.files, path)
+    with sources.opened(path) as (files, notes):
+        handed_in, ignored = platforms.whose(files, path)
         by_student: dict[str, list[HandedIn]] = {}
         for each in handed_in:
             by_student.setdefault(each.student, []).append(each)
@@ -68,16 +68,16 @@ def find(path: Path, lesson: str) -> Found:
             one = chosen[student]
             submissions.append(_read(one, by_student[student]))
         doubles = _refuse_doubles(submissions)
-    return Found(submissions, tree.notes + ignored + doubles)
+    return Found(submissions, notes + ignored + doubles)
 
 
 def find_one(path: Path, lesson: str) -> Found:
     """Read a folder that has the files of one student: Gradescope's."""
-    with sources.opened(path) as tree:
-        handed_in = [HandedIn("submission", file.path, file) for file in tree.files]
+    with sources.opened(path) as (files, notes):
+        handed_in = [HandedIn("submission", file.path, file) for file in files]
         if not handed_in:
             return Found([Submission("submission", "", problem="no notebook was handed in")])
-        return Found([_read(choose(handed_in, lesson), handed_in)], tree.notes)
+        return Found([_read(choose(handed_in, lesson), handed_in)], notes)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:

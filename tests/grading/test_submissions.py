@@ -261,8 +261,7 @@ def test_a_file_that_was_replaced_by_a_link_since_it_was_listed(tmp_path, replac
     write(tmp_path / "secret" / "a.ipynb", b"secret")
     folder = tmp_path / "handed in"
     path = write(folder / "anna" / "a.ipynb")
-    with sources.opened(folder) as files:
-        [file] = files.files
+    with sources.opened(folder) as ([file], _):
         if replaced == "folder":
             path.parent.rename(tmp_path / "gone")
             path.parent.symlink_to(tmp_path / "secret")
@@ -351,8 +350,8 @@ def test_a_student_with_too_many_files_hides_nobody(tmp_path, folder, monkeypatc
     entered = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: entered.append(path) or scandir(path))
-    with sources.opened(top) as tree:
-        assert sum("mallory" in file.path for file in tree.files) <= 20
+    with sources.opened(top) as (files, _):
+        assert sum("mallory" in file.path for file in files) <= 20
     assert sum(b"mallory" in path for path in entered) <= 20
     monkeypatch.setattr(sources, "MAX_ENTRIES", 2)
     with pytest.raises(UserError, match="more than 2 entries"):
