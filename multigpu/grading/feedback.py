@@ -22,9 +22,6 @@ HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{HASH}'; base-uri 'none'; form-action 'none'"
 VERDICTS = {"right": "✓ right", "wrong": "✗ wrong", "blocked": "– not graded"}
 NO_ANSWER = "✗ no answer"
-BLOCKED = (
-    "The machine could not grade this. It does not count as wrong; it will be graded again."
-)
 GENERATOR = '<meta name="generator" content="multigpu grade">'
 SAFE = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -74,7 +71,7 @@ def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
         f'<p class="student"><bdi>{_text(one.student)}</bdi> · {_text(lesson)}</p>',
     ]
     if one.blocked:
-        body.append(_note("The machine could not grade all of this; there is no score yet."))
+        body.append(_note("The machine could not grade all of this: it will be graded again."))
     if one.problem:
         body.append(
             _note(
@@ -98,7 +95,6 @@ def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
             '<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="referrer" content="no-referrer">',
             GENERATOR,
             f"<title>{_text(title)}: {_text(one.student)}</title>",
             f"<style>{STYLE}</style>",
@@ -137,9 +133,7 @@ def _check(part: PartResult, is_blank: bool) -> str:
         f'<span class="title">{_text(part.title)}{hidden}</span>'
         f'<span class="score">{_score(part.earned, part.points)}</span></div>'
     )
-    if part.status == "blocked":
-        line += _note(BLOCKED)
-    elif part.lines and not part.hidden and not no_answer:
+    if part.lines and part.status != "blocked" and not part.hidden and not no_answer:
         line += _pre("\n".join(part.lines))
     return f"{line}</li>"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from multigpu.errors import UserError
 from multigpu.grading import platforms, sources
-from multigpu.grading.platforms import HandedIn
+from multigpu.grading.platforms import HandedIn, is_notebook
 from multigpu.grading.results import Account, Kind, Note
 
 NAMED = 5
@@ -52,7 +52,7 @@ def find(path: Path, lesson: str) -> Found:
         for each in handed_in:
             by_student.setdefault(each.student, []).append(each)
         chosen = {student: choose(each, lesson) for student, each in by_student.items()}
-        if not any(each.is_notebook for each in handed_in):
+        if not any(is_notebook(each.name) for each in handed_in):
             raise UserError(
                 f"{path} has no notebook: expected STUDENT.ipynb, STUDENT/NAME.ipynb, or a "
                 f"zip from Canvas or Moodle."
@@ -84,7 +84,7 @@ def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
     """Which of one student's files counts."""
 
     def rank(one: HandedIn) -> tuple:
-        readable = (one.is_notebook, not one.file.problem, _is_named(one.name, lesson))
+        readable = (is_notebook(one.name), not one.file.problem, _is_named(one.name, lesson))
         return (*readable, one.upload, one.file.modified, one.file.parts)
 
     return max(handed_in, key=rank)
@@ -103,9 +103,9 @@ def _is_named(name: str, lesson: str) -> bool:
 def _read(one: HandedIn, handed_in: list[HandedIn]) -> Submission:
     submission = Submission(one.student, one.file.path, account=one.account)
     others = [other for other in handed_in if other is not one]
-    if one.is_notebook:
+    if is_notebook(one.name):
         submission.data, submission.problem = one.file.read()
-        notebooks = sorted(other.name for other in others if other.is_notebook)
+        notebooks = sorted(other.name for other in others if is_notebook(other.name))
         if notebooks:
             listed = _listed(notebooks)
             text = f"{one.name} was graded; also handed in, and left out: {listed}"

@@ -24,8 +24,8 @@ def lines(
     if absent:
         found += [f"handed in nothing: {len(absent)}", *_cut([f"    {one}" for one in absent])]
     problems = [one for one in results if one.problem]
-    said = [(one, one.problem) for one in problems]
-    found += _listed("not graded, ask for the notebook again", said)
+    heading = "not graded, ask for the notebook again"
+    found += _listed(heading, [(one, one.problem) for one in problems])
     for kind, heading in HEADINGS.items():
         said = [(one, note.text) for one in results for note in one.notes if note.kind == kind]
         found += _listed(heading, said)

@@ -289,7 +289,8 @@ def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run, monke
     page = (given.output / "feedback" / "ben.html").read_text()
     assert "other sizes" in page and "values differ" not in page, "hidden lines stay hidden"
 
-    (class_of_three / "carl.ipynb").write_bytes(notebook(small, RIGHT))
+    new = RIGHT | {"mean": RIGHT["mean"] + "\n# carl"}
+    (class_of_three / "carl.ipynb").write_bytes(notebook(small, new))
     checks = []
     monkeypatch.setattr(grade.Runner, "check_solution", lambda *_, times: checks.append(times))
     lines = run(replace(given, regrade=True))

@@ -69,6 +69,7 @@ def test_a_page_of_feedback():
     ):
         assert said in text
     assert "line of check 3" not in text, "a hidden check's line"
+    assert "second: line" not in text, "why the machine could not grade it"
 
 
 def test_a_hidden_check_shows_its_title_and_verdict_alone():
