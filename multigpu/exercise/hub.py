@@ -57,12 +57,12 @@ class Call:
 class Hub:
     """Carries out the collectives of `size` ranks. Thread-safe: each rank has a thread."""
 
-    def __init__(self, size: int, factors: random.Random):
-        """Prepare the network. `factors` gives each gate its factor; see ranks.gate."""
+    def __init__(self, size: int, seed: int):
+        """Prepare the network. The seed and a gate's name give the gate's factor."""
         self.size = size
         self.factors: dict[str, float] = {}
         self.bytes = 0
-        self._random = factors
+        self._seed = seed
         self.calls: list[list[Call]] = [[] for _ in range(size)]
         self.events: list[list[tuple[str, Any]]] = [[] for _ in range(size)]
         self.lock = threading.Lock()
@@ -112,8 +112,8 @@ class Hub:
 
     def _gate(self, rank: int, name: str, answer: Any) -> None:
         self.events[rank].append(("gate", name))
-        if name not in self.factors:
-            self.factors[name] = self._random.uniform(0.5, 1.5)
+        # Not by the order of the gates: a rank would learn which ones others have come to.
+        self.factors[name] = random.Random(f"{self._seed} {name}").uniform(0.5, 1.5)
         answer({"tensors": [torch.tensor(self.factors[name], dtype=torch.float64)]})
 
     def end(self, rank: int, why: str) -> None:

@@ -1,6 +1,5 @@
 """The network that the checks play: results, records, and calls that would hang."""
 
-import random
 import threading
 
 import pytest
@@ -32,7 +31,7 @@ class Rank:
 
 
 def world(size: int) -> tuple[Hub, list[Rank]]:
-    hub = Hub(size, random.Random(0))
+    hub = Hub(size, 0)
     return hub, [Rank(hub, rank) for rank in range(size)]
 
 
@@ -87,6 +86,17 @@ def test_calls_are_recorded_with_bytes_and_order():
     assert hub.events == [expected, expected]
     assert set(hub.factors) == {"layer 1", "layer 2"}
     assert hub.factors["layer 1"] != hub.factors["layer 2"]
+
+
+def test_a_gate_says_nothing_of_other_gates():
+    factors = []
+    for earlier in (0, 1, 5):
+        _, ranks = world(2)
+        for number in range(earlier):
+            ranks[0].ask("gate", name=f"secret {number}")
+        ranks[1].ask("gate", name="layer 1")
+        factors.append(ranks[1].values)
+    assert factors[0] == factors[1] == factors[2]
 
 
 def test_different_calls_are_named():
