@@ -1,8 +1,8 @@
 """A process that runs notebooks through nbval, one after the other, until its input ends.
 
-Each line of its input is the path of a notebook. Each line of its output is JSON: a list with
-a dict for each cell, of part (the cell's metadata), status, lines (what it printed). nbval
-decides on the status: it runs each cell and compares the output with the stored one.
+Each line is JSON. Of its input it is the path of a notebook; of its output a list with a dict
+for each cell: part (the cell's metadata), status, lines (what it printed). nbval decides on
+the status: it runs each cell and compares the output with the stored one.
 
 All notebooks run in one kernel, which only ever runs the instructor's cells. It is started
 again if it has ended.
@@ -60,7 +60,7 @@ class Job:
         """Run the notebooks; an object means that there is nothing else to run."""
         for line in self.requests:
             self.cells = []
-            file = GradedFile.from_parent(session, path=Path(line.rstrip("\n")))
+            file = GradedFile.from_parent(session, path=Path(json.loads(line)))
             items = list(file.collect())
             for item, following in zip(items, [*items[1:], None], strict=True):
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -57,7 +57,7 @@ class Job:
         watch.daemon = True
         watch.start()
         try:
-            self._process.stdin.write(f"{notebook}\n")
+            self._process.stdin.write(json.dumps(str(notebook)) + "\n")
             self._process.stdin.flush()
             reply = self._process.stdout.readline()
             return json.loads(reply) if reply else None
