@@ -31,6 +31,7 @@ from nbclient import NotebookClient
 from multigpu import sandbox
 from multigpu.files import write_json
 from multigpu.grading import grade, release, solution
+from multigpu.grading.pool import Pool
 from multigpu.grading.solution import dumps
 from multigpu.grading.submissions import Submission
 
@@ -165,7 +166,7 @@ def a_minute(folder: Path, hogs: int) -> float:
     honest = sorted((folder / "handed-in").iterdir())
     paths = [*(folder / f"hogs{hogs}").iterdir(), *honest]
     given = [Submission(str(path), path.name, path.read_bytes()) for path in paths]
-    settings = grade.Settings(folder / f"out{hogs}", sandbox.probe().program, os.cpu_count())
+    where = (folder / f"out{hogs}", sandbox.probe().program)
     began = time.perf_counter()
     ended: list[float] = []
 
@@ -174,7 +175,8 @@ def a_minute(folder: Path, hogs: int) -> float:
         if done >= len(honest) and not ended:
             ended.append(time.perf_counter() - began)
 
-    grade.grade(lesson, given, settings, progress)
+    with Pool(os.cpu_count(), lesson.seconds) as pool:
+        grade.grade(lesson, given, *where, pool, progress)
     return 60 * len(honest) / ended[0]
 
 
@@ -259,7 +261,7 @@ def main() -> None:
             print(f"nbgrader {theirs[-1]:.1f} s, ours {own[-1]:.1f} s: {ratios[-1]:.1f}x")
         of_hog = beside_a_hog(folder)
         lesson = solution.find("05")
-        right = {question.name: lesson.answer(question) for question in lesson.questions}
+        right = {question.name: question.answer for question in lesson.questions}
         shutil.rmtree(folder / "handed-in")
 
         def all_different(number: int) -> dict[str, str]:

@@ -46,7 +46,7 @@ def cells(lesson="15"):
     found = solution.find(lesson)
     [answer] = (each for each in found.questions if each.name == "plan")
     names = {}
-    for text in [*found.sources("setup"), *found.sources("given"), found.answer(answer)]:
+    for text in [*found.sources("setup"), *found.sources("given"), answer.answer]:
         # Without the process for answers, which is not needed here.
         exec(re.sub(r"^exercise = .*", "", text, flags=re.MULTILINE), names)
     return names

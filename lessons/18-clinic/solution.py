@@ -36,6 +36,8 @@ RIGHT = {
 
 def is_right(patient, *found):
     text = " ".join(["lesson 18:", patient, *map(str, found)])
+    if len(text.split()) != 3 + len(found):  # a rank and a line are no cause
+        return False
     return hashlib.sha256(text.encode()).hexdigest()[:12] in RIGHT[patient]
 
 

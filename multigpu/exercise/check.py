@@ -15,6 +15,7 @@ from multigpu.exercise.sources import GIVEN
 from multigpu.exercise.verdicts import difference, shown
 
 MAX_MESSAGE = 400
+MAX_VERDICT = 2000  # characters: a check may quote what the answer returned
 UNANSWERED = "NotImplementedError"  # what the released answer raises
 
 
@@ -83,7 +84,7 @@ class Check:
         hang or that ranks call with different arguments.
         """
         size = len(arguments)
-        hub = Hub(size, random.Random(self.random.getrandbits(63)))
+        hub = Hub(size, self.random.getrandbits(63))
         sessions = [self._new_session() for _ in range(size)]
         values: list[Any] = [None] * size
         errors: list[Exception | None] = [None] * size
@@ -148,7 +149,8 @@ class Check:
         why = f": {otherwise}" if otherwise and not right else ""
         self.right = self.right and right
         # A carriage return in a student's text would make nbval forget what stands before it.
-        self.lines.append(_one_line(f"{'right' if right else 'wrong'}: {what}{why}"))
+        verdict = f"{'right' if right else 'wrong'}: {what}{why}"
+        self.lines.append(_one_line(verdict[:MAX_VERDICT]))
         return right
 
     def equal(self, got: Any, expected: Any, what: str) -> bool:

@@ -6,7 +6,7 @@ through here. What is recorded is what was sent.
 
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -19,16 +19,21 @@ REDUCTIONS = {
     "min": torch.minimum,
     "prod": torch.mul,
 }
-COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "barrier",
-    "all_gather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-)
+# What a rank may call, with the fields of the request beside its tensors.
+FIELDS = {
+    "all_reduce": ("group", "operation"),
+    "reduce": ("group", "operation", "root"),
+    "broadcast": ("group", "root"),
+    "barrier": ("group",),
+    "all_gather": ("group",),
+    "reduce_scatter": ("group", "operation"),
+    "gather": ("group", "root"),
+    "scatter": ("group", "root"),
+    "send": ("peer", "tag"),
+    "recv": ("peer", "tag"),
+    "gate": ("name",),
+}
+NUMBERS = ("root", "peer", "tag")
 MAX_BYTES = 256 << 20  # of all that is recorded
 MAX_REQUESTS = 20_000  # of a rank
 MAX_NAME = 200  # characters
@@ -42,28 +47,22 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One rank's call of a collective, with the tensors that it sent.
+    """One rank's call of a collective, with the tensors that it sent."""
 
-    `at` says how many events of this rank came before it.
-    """
-
-    rank: int
-    at: int
     kind: str
     bytes: int
     tensors: list[torch.Tensor]
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Hub:
     """Carries out the collectives of `size` ranks. Thread-safe: each rank has a thread."""
 
-    def __init__(self, size: int, factors: random.Random):
-        """Prepare the network. `factors` gives each gate its factor; see ranks.gate."""
+    def __init__(self, size: int, seed: int):
+        """Prepare the network. The seed and a gate's name give the gate's factor."""
         self.size = size
         self.factors: dict[str, float] = {}
         self.bytes = 0
-        self._random = factors
+        self._seed = seed
         self.calls: list[list[Call]] = [[] for _ in range(size)]
         self.events: list[list[tuple[str, Any]]] = [[] for _ in range(size)]
         self.lock = threading.Lock()
@@ -99,8 +98,7 @@ class Hub:
             if self.bytes > MAX_BYTES:
                 answer({"error": f"the ranks send more than {MAX_BYTES >> 20:,} MiB"})
                 return
-            call = Call(rank, len(self.events[rank]), kind, sent, tensors, request)
-            self.calls[rank].append(call)
+            self.calls[rank].append(Call(kind, sent, tensors))
             self.events[rank].append((kind, sent))
             if kind in ("send", "recv"):
                 self._by_mail(rank, kind, request, tensors, answer)
@@ -114,8 +112,8 @@ class Hub:
 
     def _gate(self, rank: int, name: str, answer: Any) -> None:
         self.events[rank].append(("gate", name))
-        if name not in self.factors:
-            self.factors[name] = self._random.uniform(0.5, 1.5)
+        # Not by the order of the gates: a rank would learn which ones others have come to.
+        self.factors[name] = random.Random(f"{self._seed} {name}").uniform(0.5, 1.5)
         answer({"tensors": [torch.tensor(self.factors[name], dtype=torch.float64)]})
 
     def end(self, rank: int, why: str) -> None:
@@ -207,20 +205,16 @@ class Hub:
             return [sent[request["root"]]] * size
         if kind == "scatter":
             return [[tensor] for tensor in sent[request["root"]]]
-        if kind == "all_gather":
-            return [[tensors[0] for tensors in sent]] * size
-        if kind == "gather":
+        if kind in ("all_gather", "gather"):
             received = [tensors[0] for tensors in sent]
-            return [received if rank == request["root"] else [] for rank in range(size)]
-        combine = REDUCTIONS[request["operation"]]
-        totals = [reduce(combine, column) for column in zip(*sent, strict=True)]
-        if request["operation"] == "avg":
-            totals = [total / size for total in totals]
-        if kind == "all_reduce":
-            return [totals] * size
-        if kind == "reduce":
-            return [totals if rank == request["root"] else [] for rank in range(size)]
-        return [[total] for total in totals]  # reduce_scatter
+        else:
+            combine = REDUCTIONS[request["operation"]]
+            received = [reduce(combine, column) for column in zip(*sent, strict=True)]
+            if request["operation"] == "avg":
+                received = [total / size for total in received]
+        if kind == "reduce_scatter":
+            return [[total] for total in received]
+        return [received if rank == request.get("root", rank) else [] for rank in range(size)]
 
     def _by_mail(
         self, rank: int, kind: str, request: dict, tensors: list[torch.Tensor], answer: Any
@@ -247,21 +241,15 @@ def _checked(request: dict) -> tuple[list[torch.Tensor], dict[str, Any]]:
     Raises ValueError for a request that ranks.py cannot have sent.
     """
     kind, tensors = request.get("kind"), request.get("tensors")
-    if kind not in (*COLLECTIVES, "send", "recv", "gate"):
+    if type(kind) is not str or kind not in FIELDS:
         raise ValueError("there is no such collective")
     if type(tensors) is not list or not all(isinstance(t, torch.Tensor) for t in tensors):
         raise ValueError(f"{kind} with something that is no tensor")
-    texts = {"gate": ["name"], "send": [], "recv": []}.get(kind, ["group"])
-    if kind in ("all_reduce", "reduce", "reduce_scatter"):
-        texts.append("operation")
-    numbers = {"send": ["peer", "tag"], "recv": ["peer", "tag"]}.get(kind, [])
-    if kind in ("reduce", "broadcast", "gather", "scatter"):
-        numbers = ["root"]
-    for name, expected in [(n, str) for n in texts] + [(n, int) for n in numbers]:
+    for name in FIELDS[kind]:
         value = request.get(name)
-        if type(value) is not expected or len(str(value)) > MAX_NAME:
+        if type(value) is not (int if name in NUMBERS else str) or len(str(value)) > MAX_NAME:
             raise ValueError(f"{kind} with a wrong {name}")
-    return tensors, {name: request[name] for name in ("kind", *texts, *numbers)}
+    return tensors, {name: request[name] for name in ("kind", *FIELDS[kind])}
 
 
 def _nothing_more(rank: int, why: str) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from multigpu.errors import UserError
 from multigpu.exercise import processes
-from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.hub import Hub
 from multigpu.exercise.plain import NotPlain
@@ -23,7 +22,6 @@ JOIN_SECONDS = 5.0  # for the last output of a process that was killed
 class Limits:
     """What a student's code may use."""
 
-    seconds: float = SECONDS  # for one check
     memory: int = 3 << 30  # bytes of all processes of a check together
     disk: int = 64 << 20  # bytes in /tmp
     processes: int = 32  # at a time, of one rank
@@ -46,7 +44,6 @@ class StudentError(Exception):
     def __init__(self, kind: str, text: str, lines: Sequence[str] = ()):
         super().__init__(f"{kind}: {text}" if text else kind)
         self.kind = kind
-        self.text = text
         self.lines = list(lines)
 
 

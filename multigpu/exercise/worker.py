@@ -15,6 +15,7 @@ from pathlib import Path
 
 from multigpu import sandbox
 from multigpu.exercise import processes
+from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.session import CannotRun, Limits, Session
 
 START_SECONDS = 180  # torch's and TensorFlow's import from a slow disk
@@ -78,10 +79,9 @@ class Worker:
         except OSError:
             return b""
 
-    def session(self, seconds: float | None = None) -> Session:
+    def session(self, seconds: float = SECONDS) -> Session:
         """A new process for a student's code; it ends after `seconds`. Raises CannotRun."""
         limits = self.limits
-        seconds = limits.seconds if seconds is None else seconds
         message = {"disk": limits.disk, "processes": limits.processes}
         self.wait_until_ready()
         with self._lock:

@@ -13,11 +13,6 @@ from multigpu.notebooks.running import run_script
 SCRIPT = "solution.py"
 
 
-def lessons() -> list[str]:
-    """The slugs of all lessons that have an exercise."""
-    return sorted(path.parent.name for path in find_root().glob(f"lessons/*/{SCRIPT}"))
-
-
 def run(lesson: str) -> Solution:
     """Execute solution.py; write solution.ipynb, and exercise.ipynb for the students.
 

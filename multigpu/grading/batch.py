@@ -17,6 +17,7 @@ from multigpu.grading import (
     submissions,
     summary,
 )
+from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import find
 
@@ -56,15 +57,14 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
         found = submissions.find(options.handed_in, solution.lesson)
     absent = roster.compare(listed, found.submissions) if options.roster else []
     try:
-        settings = grade.Settings(folder, options.sandbox, options.jobs)
-        results = grade.grade(solution, found.submissions, settings, progress)
-        released = {each.name: solution.released_answer(each) for each in solution.questions}
+        with Pool(options.jobs, solution.seconds) as pool:
+            results = grade.grade(
+                solution, found.submissions, folder, options.sandbox, pool, progress
+            )
         title = next(each.title for each in LESSONS if each.slug == solution.lesson)
         column = options.assignment or title
         secret = grade.read_secret(folder)
-        reports.write(
-            results, absent, folder, solution.lesson, title, released, column, secret
-        )
+        reports.write(results, absent, folder, solution.lesson, title, column, secret)
         with atomic(folder / LESSON) as temporary:
             temporary.write_text(solution.lesson + "\n", encoding="utf-8")
         if options.gradescope:

@@ -12,20 +12,13 @@ from collections.abc import Iterable
 
 from multigpu.grading.texts import visible
 
-# Spreadsheets in East Asian languages take the wide forms too. The ' is doubled, so that
-# plain() can tell the two apart.
-START = re.compile(r"""(^|[;\n][\s"]*)(?=[\s"]*[=+\-@'\uff1d\uff0b\uff0d\uff20])""")
-ESCAPED = re.compile(r"""(^|[;\n][\s"]*)'""")
+# Spreadsheets in East Asian languages take the wide forms too.
+START = re.compile(r"""(^|[;\n][\s"]*)(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
 
 
 def cell(text: str) -> str:
     """The text as a cell: a ' before what would be a formula, no control character."""
     return START.sub(r"\1'", visible(text).replace("\t", " "))
-
-
-def plain(text: str) -> str:
-    """The text of a cell that cell() has written."""
-    return ESCAPED.sub(r"\1", text)
 
 
 def number(value: float | None) -> str:

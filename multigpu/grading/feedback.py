@@ -22,34 +22,23 @@ HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{HASH}'; base-uri 'none'; form-action 'none'"
 VERDICTS = {"right": "✓ right", "wrong": "✗ wrong", "blocked": "– not graded"}
 NO_ANSWER = "✗ no answer"
-BLOCKED = (
-    "The machine could not grade this. It does not count as wrong; it will be graded again."
-)
 GENERATOR = '<meta name="generator" content="multigpu grade">'
 SAFE = re.compile(r"[a-z0-9_-]{1,64}")
-# Windows takes these names for devices, with any ending.
-DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
 
 
 def write(
     results: Sequence[Result], folder: Path, lesson: str, title: str, standing: Standing
-) -> list[Path]:
-    """Write a page per student into the folder; returns the paths, in the order of results.
-
-    Pages of an earlier grading go.
-    """
+) -> None:
+    """Write a page per student into the folder. Pages of an earlier grading go."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for one in results:
-        path = folder / page_name(one.student)
-        with atomic(path) as temporary:
+    pages = {page_name(one.student): one for one in results}
+    for name, one in pages.items():
+        with atomic(folder / name) as temporary:
             text = page(one, lesson, title, standing)
             temporary.write_text(text, encoding="utf-8")
-        paths.append(path)
-    for path in sorted(set(folder.glob("*.html")) - set(paths)):
-        if path.is_file() and GENERATOR in path.read_bytes()[:2000].decode("utf-8", "replace"):
+    for path in folder.glob("*.html"):
+        if path.name not in pages and GENERATOR in path.read_text(errors="replace"):
             path.unlink()
-    return paths
 
 
 def index(results: Sequence[Result], standing: Standing) -> str:
@@ -65,7 +54,7 @@ def page_name(student: str) -> str:
     Two students never have one name, also where case does not count. The ~ is in no login that
     stays as it is, so no login can be another student's cleaned name.
     """
-    if SAFE.fullmatch(student) and not DEVICES.fullmatch(student):
+    if SAFE.fullmatch(student):
         return f"{student}.html"
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", student).strip("-")[:48]
     digest = hashlib.sha256(student.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -82,7 +71,7 @@ def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
         f'<p class="student"><bdi>{_text(one.student)}</bdi> · {_text(lesson)}</p>',
     ]
     if one.blocked:
-        body.append(_note("The machine could not grade all of this; there is no score yet."))
+        body.append(_note("The machine could not grade all of this: it will be graded again."))
     if one.problem:
         body.append(
             _note(
@@ -98,23 +87,6 @@ def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
             "<footer>A hidden check is one that your notebook does not have: "
             "other shapes, other seeds.</footer>"
         )
-    return _document(f"{title}: {one.student}", body)
-
-
-def times_page(standing: Standing, lesson: str, title: str) -> str:
-    """The HTML of the class's table of times."""
-    head, *rows = [[_text(cell) for cell in row] for row in standing.rows]
-    body = [
-        f"<header><h1>Simulated times: {_text(title)}</h1></header>",
-        f'<p class="student">{_text(lesson)} · your own page says your pseudonym</p>',
-        f"<table><thead><tr><th>{'<th>'.join(head)}</thead><tbody>",
-        *(f"<tr><td>{'<td>'.join(row)}" for row in rows),
-        "</tbody></table>",
-    ]
-    return _document(f"Simulated times: {title}", body)
-
-
-def _document(title: str, body: Sequence[str]) -> str:
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -123,9 +95,8 @@ def _document(title: str, body: Sequence[str]) -> str:
             '<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="referrer" content="no-referrer">',
             GENERATOR,
-            f"<title>{_text(title)}</title>",
+            f"<title>{_text(title)}: {_text(one.student)}</title>",
             f"<style>{STYLE}</style>",
             "</head>",
             "<body>",
@@ -162,9 +133,7 @@ def _check(part: PartResult, is_blank: bool) -> str:
         f'<span class="title">{_text(part.title)}{hidden}</span>'
         f'<span class="score">{_score(part.earned, part.points)}</span></div>'
     )
-    if part.status == "blocked":
-        line += _note(BLOCKED)
-    elif part.lines and not part.hidden and not no_answer:
+    if part.lines and part.status != "blocked" and not part.hidden and not no_answer:
         line += _pre("\n".join(part.lines))
     return f"{line}</li>"
 

@@ -1,4 +1,4 @@
-"""The style of a page of feedback, on a screen and on paper."""
+"""The style of a page of feedback."""
 
 STYLE = """
 :root { color-scheme: light dark; --soft: light-dark(#5c646d, #9aa4af); --line: #8c959f66; }
@@ -26,20 +26,11 @@ li { border-top: 1px solid var(--line); padding: 0.4rem 0; }
 .wrong { color: light-dark(#b3261e, #ff8d85); }
 .blocked { color: light-dark(#7d4e00, #e3b341); }
 .tag { border: 1px solid var(--line); border-radius: 1em; padding: 0 0.5em; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.6rem; text-align: left; }
 .note { border-left: 4px solid var(--line); padding-left: 0.75rem; }
 pre {
   background: #8c959f1a;
   font: 0.85rem/1.45 ui-monospace, monospace;
-  max-height: 32rem;
-  overflow: auto;
   padding: 0.6rem 0.8rem;
   white-space: pre-wrap;
-}
-@media print {
-  :root { color-scheme: light; }
-  .head, h3 { break-after: avoid; }
-  pre { max-height: none; }
 }
 """

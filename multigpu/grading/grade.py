@@ -4,7 +4,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,31 +24,19 @@ SECRET = "secret.txt"
 VERSION = 4  # of what is stored in CACHE
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to grade.
-
-    folder    where results and outcomes are kept
-    sandbox   the path of bubblewrap; None to run without
-    jobs      how many at the same time
-    """
-
-    folder: Path
-    sandbox: str | None
-    jobs: int
-
-
 def grade(
     solution: Solution,
     submissions: Sequence[Submission],
-    settings: Settings,
+    folder: Path,
+    sandbox: str | None,
+    pool: Pool,
     progress: Callable[[int, int], None],
-    pool: Pool | None = None,
 ) -> list[Result]:
     """The results, one per submission, in the order of the submissions.
 
+    folder     where results and outcomes are kept
+    sandbox    the path of bubblewrap; None to run without
     progress   is called with how many submissions are graded, and of how many
-    pool       jobs that are in use for several gradings; None for new ones
 
     An outcome is stored as soon as it is known, so that a run that was interrupted goes on
     where it stopped. Raises UserError if the solution itself does not pass its checks here,
@@ -57,29 +44,26 @@ def grade(
     """
     answers = [take(each.data, solution) for each in submissions]
     _check_lesson(solution, answers)
-    secret = read_secret(settings.folder)
+    secret = read_secret(folder)
     texts = [marking.to_run(solution, each) for each in answers]
     ids = [_digest(solution, each, secret) for each in texts]
-    outcomes = {id: found for id in ids if (found := _stored(settings.folder, id))}
+    outcomes = {id: found for id in ids if (found := _stored(folder, id))}
     tasks = {id: text for id, text in zip(ids, texts, strict=True) if id not in outcomes}
     done = sum(id in outcomes for id in ids)
     progress(done, len(ids))
     if tasks:
-        with (
-            nullcontext(pool) if pool else Pool(settings.jobs, solution.seconds) as jobs,
-            temporary.folder() as folder,
-        ):
-            runner = Runner(solution, jobs, folder, secret, settings.sandbox)
-            checked = settings.folder / CHECKED
+        with temporary.folder() as work:
+            runner = Runner(solution, pool, work, secret, sandbox)
+            checked = folder / CHECKED
             right = _digest(solution, solution.answers(), secret)
             if not checked.exists() or checked.read_text() != right:
-                runner.check_solution(times=min(jobs.jobs, len(tasks)))
+                runner.check_solution(times=min(pool.jobs, len(tasks)))
                 with atomic(checked) as file:
                     file.write_text(right)
             for id, found in runner.run(tasks):
                 outcomes[id] = found
                 if not found.blocked:
-                    _store(settings.folder, id, found)
+                    _store(folder, id, found)
                 done += ids.count(id)
                 progress(done, len(ids))
     return [
@@ -111,7 +95,6 @@ def result(
         marking.question_results(solution, answers, run, marking.to_run(solution, answers)),
         submission.account,
         submission.problem or answers.problem,
-        answers.lesson,
         [*submission.notes, *general],
     )
 

@@ -72,23 +72,14 @@ def moodle(results: Sequence[Result]) -> str:
     recently" must be ticked. Grades > Import maps Username.
     """
     rows: list[list[str | float | None]] = [
-        [
-            "Identifier",
-            "Full name",
-            "Username",
-            "Status",
-            "Grade",
-            "Maximum Grade",
-            "Last modified (grade)",
-        ]
+        ["Identifier", "Full name", "Username", "Grade", "Last modified (grade)"]
     ]
     for one in results:
         number = _number(one, "Moodle")
         identifier = f"Participant {number}" if number else ""
         name = _name(one) if number else ""
         login = "" if number else one.student
-        row = [identifier, name, login, status(one), published(one), one.points, ""]
-        rows.append(row)
+        rows.append([identifier, name, login, published(one), ""])
     return table(rows)
 
 

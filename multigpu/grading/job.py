@@ -1,8 +1,8 @@
 """A process that runs notebooks through nbval, one after the other, until its input ends.
 
-Each line of its input is a JSON object: id, notebook (a path). Each line of its output is one:
-id, cells: a list of part (the cell's metadata), status, lines (what it printed). nbval decides
-on the status: it runs each cell and compares the output with the stored one.
+Each line is JSON. Of its input it is the path of a notebook; of its output a list with a dict
+for each cell: part (the cell's metadata), status, lines (what it printed). nbval decides on
+the status: it runs each cell and compares the output with the stored one.
 
 All notebooks run in one kernel, which only ever runs the instructor's cells. It is started
 again if it has ended.
@@ -59,13 +59,12 @@ class Job:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the notebooks; an object means that there is nothing else to run."""
         for line in self.requests:
-            task = json.loads(line)
             self.cells = []
-            file = GradedFile.from_parent(session, path=Path(task["notebook"]))
+            file = GradedFile.from_parent(session, path=Path(json.loads(line)))
             items = list(file.collect())
             for item, following in zip(items, [*items[1:], None], strict=True):
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            self.replies.write(json.dumps({"id": task["id"], "cells": self.cells}) + "\n")
+            self.replies.write(json.dumps(self.cells) + "\n")
             self.replies.flush()
         if GradedFile.running is not None and GradedFile.running.is_alive():
             GradedFile.running.stop()

@@ -41,10 +41,7 @@ def _limit_memory() -> None:
     """Limit this process's memory, once. Each process that it starts has the same limit."""
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         return
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return
-    status = status.read_text()
+    status = Path("/proc/self/status").read_text()
     used = int(status.partition("VmData:")[2].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
 

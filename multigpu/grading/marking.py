@@ -18,7 +18,7 @@ def to_run(solution: Solution, answers: Answers) -> dict[str, str]:
     texts = {}
     for question in solution.questions:
         text = answers.sources.get(question.name, "")
-        if not is_blank(text, solution.released_answer(question)):
+        if not is_blank(text, question.released):
             texts[question.name] = text
     return texts
 

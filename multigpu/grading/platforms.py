@@ -51,15 +51,6 @@ class HandedIn:
     upload: int = 0
     account: Account | None = None
 
-    @property
-    def shown(self) -> str:
-        """The student's own name of the file, with the platform's number, if it gives one."""
-        return f"{self.name} (upload {self.upload})" if self.upload else self.name
-
-    @property
-    def is_notebook(self) -> bool:
-        return _is_notebook(self.name)
-
 
 def whose(files: list[File], path: Path) -> tuple[list[HandedIn], list[str]]:
     """Each file with its student, and notes on files that are nobody's."""
@@ -82,18 +73,14 @@ def _form(below: list[tuple[str, ...]]) -> Callable[[tuple[str, ...], File], Han
     for parts in below:
         canvas = CANVAS.fullmatch(parts[0]) if len(parts) == 1 else None
         moodle = MOODLE.fullmatch(parts[0])
-        # A name of one platform can go on in the form of the other.
-        if moodle and (canvas is None or moodle.start("id") <= _number_at(canvas)):
-            counts[_moodle] += _is_notebook(parts[-1])
+        # A name of one platform can go on in the form of the other. -1: Canvas, anonymous.
+        if moodle and (canvas is None or moodle.start("id") <= canvas.start("id")):
+            counts[_moodle] += is_notebook(parts[-1])
         elif canvas:
-            counts[_canvas] += _is_notebook(parts[-1])
+            counts[_canvas] += is_notebook(parts[-1])
         else:
-            counts[_plain] += _is_notebook(parts[-1])
+            counts[_plain] += is_notebook(parts[-1])
     return max((_plain, _moodle, _canvas), key=lambda form: counts[form])
-
-
-def _number_at(canvas: re.Match[str]) -> int:
-    return canvas.start("anon" if canvas["anon"] else "id")
 
 
 def _without_wrapper(below: list[Below], path: Path) -> list[Below]:
@@ -110,11 +97,11 @@ def _without_wrapper(below: list[Below], path: Path) -> list[Below]:
     is_zip = not path.is_dir()
     named = path.stem if is_zip else path.resolve().name
     same_name = top in ("submitted", re.sub(r" ?\(\d+\)$", "", named))
-    notebooks = sum(_is_notebook(parts[-1]) for parts, _ in below)
+    notebooks = sum(is_notebook(parts[-1]) for parts, _ in below)
     return inside if same_name or (is_zip and notebooks > 1) else below
 
 
-def _is_notebook(name: str) -> bool:
+def is_notebook(name: str) -> bool:
     return name.lower().endswith(".ipynb")
 
 
@@ -143,7 +130,7 @@ def _plain(parts: tuple[str, ...], file: File) -> HandedIn | None:
     """STUDENT.ipynb, or any file in the folder STUDENT."""
     if len(parts) > 1:
         return HandedIn(_without_account(parts[0]), "/".join(parts[1:]), file)
-    if _is_notebook(parts[0]):
+    if is_notebook(parts[0]):
         student = parts[0][: -len(".ipynb")].strip() or NO_NAME
         return HandedIn(_without_account(student), parts[0], file)
     return None

@@ -51,17 +51,16 @@ class Job:
             start_new_session=True,  # Ctrl-C is for the parent, which ends the jobs
         )
 
-    def run(self, id: str, notebook: Path) -> list[dict[str, Any]] | None:
+    def run(self, notebook: Path) -> list[dict[str, Any]] | None:
         """The outcome of each cell; None if the process ended, or did not answer in time."""
         watch = threading.Timer(self._seconds, processes.kill, [self._process.pid])
         watch.daemon = True
         watch.start()
         try:
-            line = json.dumps({"id": id, "notebook": str(notebook)})
-            self._process.stdin.write(line + "\n")
+            self._process.stdin.write(json.dumps(str(notebook)) + "\n")
             self._process.stdin.flush()
             reply = self._process.stdout.readline()
-            return json.loads(reply)["cells"] if reply else None
+            return json.loads(reply) if reply else None
         except (OSError, ValueError):
             return None
         finally:
@@ -121,7 +120,7 @@ class Pool:
         job = self._idle.get()
         try:
             job = job or self._new_job()
-            cells = job.run(id, notebook)
+            cells = job.run(notebook)
             if cells is None:
                 job.close(now=True)
                 job = None

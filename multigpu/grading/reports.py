@@ -1,13 +1,13 @@
 """All reports of a grading, in a folder; lessons/INSTRUCTORS.md says what each of them is."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from multigpu.errors import UserError
 from multigpu.files import atomic, write_json
-from multigpu.grading import feedback, question_statistics, similarity
+from multigpu.grading import feedback, question_statistics
 from multigpu.grading.csv_cells import table
 from multigpu.grading.gradebook import canvas, gradebook, moodle
 from multigpu.grading.results import Result
@@ -22,19 +22,17 @@ def write(
     folder: Path,
     lesson: str,
     title: str,
-    released: Mapping[str, str],
     assignment: str,
     secret: str,
-) -> list[Path]:
-    """Write all reports; returns their paths.
+) -> None:
+    """Write all reports.
 
     absent       who is on the roster and has handed in nothing
-    released     each question's answer cell as students got it
     assignment   the column's name in Canvas
     secret       the key of the pseudonyms in the table of times
     """
     standing = Standing(results, secret)
-    (folder / "feedback").mkdir(parents=True, exist_ok=True)
+    feedback.write(results, folder / "feedback", lesson, title, standing)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
         "gradebook.csv": "\ufeff" + gradebook(results, absent),
@@ -42,20 +40,14 @@ def write(
         "canvas.csv": canvas(results, assignment),
         "moodle.csv": moodle(results),
         "statistics.txt": question_statistics.text(results),
-        "similarity.txt": similarity.text(similarity.pairs(results, released)),
     }
     if len(standing.rows) > 1:
         texts["times.csv"] = table(standing.rows)
-        texts["times.html"] = feedback.times_page(standing, lesson, title)
-    written = []
     for name, text in texts.items():
         with atomic(folder / name) as temporary:
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
-        written.append(folder / name)
-    data = [asdict(one) for one in results]
-    written.append(write_json(folder / RESULTS, data))
-    return written + feedback.write(results, folder / "feedback", lesson, title, standing)
+    write_json(folder / RESULTS, [asdict(one) for one in results])
 
 
 def read_results(path: Path) -> list[Result]:
@@ -65,14 +57,7 @@ def read_results(path: Path) -> list[Result]:
         if type(data) is not list:
             raise TypeError("expected a list")
         return [Result.from_json(each) for each in data]
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except Exception as error:
         raise UserError(
             f"{path} is no results.json of this version ({error!r}): grade again."
         ) from None

@@ -97,7 +97,6 @@ class Result:
     file       the name of the file that was graded; "" if there was none
     account    what Canvas or Moodle finds the student by; None for another source
     problem    why nothing could be graded: the file is no notebook, say; it scores 0
-    lesson     the other lesson whose notebook it is, which is then the problem
     notes      what is to be said about the submission: an older one was left out, say
     """
 
@@ -106,7 +105,6 @@ class Result:
     questions: list[QuestionResult]
     account: Account | None = None
     problem: str = ""
-    lesson: str = ""
     notes: list[Note] = field(default_factory=list)
 
     @property

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multigpu.errors import UserError
-from multigpu.grading.csv_cells import plain
 from multigpu.grading.results import Kind, Note
 from multigpu.grading.submissions import Submission
 from multigpu.grading.texts import one_line
@@ -49,10 +48,7 @@ def read(path: Path) -> list[Listed]:
         )
     found: dict[Listed, int] = {}
     for line, row in enumerate(rows[1:], 2):
-        cells = {
-            name: one_line(plain(cell.strip()))
-            for name, cell in zip(columns, row, strict=False)
-        }
+        cells = dict(zip(columns, map(one_line, row), strict=False))
         number = cells.get("id") or cells.get("identifier", "")
         name = cells.get("student") or cells.get("full name", "")
         one = Listed(name, number.removeprefix("Participant "))

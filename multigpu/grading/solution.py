@@ -55,15 +55,21 @@ class Part:
 class Question:
     """An answer and its checks, in the notebook's order.
 
-    title   the heading above the answer
-    needs   the questions whose answers this one calls
+    title    the heading above the answer
+    answer   the solution's text
+    needs    the questions whose answers this one calls
     """
 
     name: str
     title: str
-    cell: int
+    answer: str
     needs: list[str]
     parts: list[Part] = field(default_factory=list)
+
+    @property
+    def released(self) -> str:
+        """The answer cell's text as a student gets it."""
+        return without_solution(self.answer)
 
 
 @dataclass
@@ -96,17 +102,9 @@ class Solution:
         pairs = zip(self.notebook.cells, self.roles, strict=True)
         return [cell.source for cell, its_role in pairs if its_role == role]
 
-    def answer(self, question: Question) -> str:
-        """The solution's text."""
-        return self.notebook.cells[question.cell].source
-
     def answers(self) -> dict[str, str]:
         """The solution's text of each question."""
-        return {question.name: self.answer(question) for question in self.questions}
-
-    def released_answer(self, question: Question) -> str:
-        """The answer cell's text as a student gets it."""
-        return without_solution(self.answer(question))
+        return {question.name: question.answer for question in self.questions}
 
 
 def slug_of(lesson: str) -> str:
@@ -165,10 +163,9 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
             roles.append("text")
             continue
         part = check_of(cell.source, where)
-        role = role_of(cell, part is not None)
-        roles.append(role)
-        if role == "answer":
-            name = str(answer_of(cell.source))
+        name = answer_of(cell.source)
+        if name and part is None:
+            roles.append("answer")
             if name in questions:
                 raise UserError(f"{where}: question {name!r} has two answer cells.")
             if not released:
@@ -177,14 +174,19 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
             for needed in needs:
                 if needed not in questions:
                     raise UserError(f"{where}: it needs {needed!r}, which is not above it.")
-            questions[name] = Question(name, heading or name, index, needs)
+            questions[name] = Question(name, heading or name, cell.source, needs)
         elif part is not None:
+            roles.append("check")
             if part.question not in questions:
                 raise UserError(f"{where}: no answer above it is named {part.question!r}.")
             others = questions[part.question].parts
             if any(part.title == other.title for other in others):
                 raise UserError(f"{where}: {part.question!r} has two checks {part.title!r}.")
             others.append(replace(part, number=numbers[id(cell)], cell=index))
+        elif is_given(cell.source):
+            roles.append("given")
+        else:
+            roles.append("setup" if SETUP.match(cell.source) else "text")
     if not questions:
         raise UserError(f"{path} has no question: no code cell begins with `# answer: NAME`.")
     for question in questions.values():
@@ -196,17 +198,6 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
         expected = f'Exercise("{lesson or "SLUG"}")'
         raise UserError(f"{path}: a cell that begins with `# setup` must call {expected}.")
     return Solution(named[1], path, notebook, roles, list(questions.values()))
-
-
-def role_of(cell: "NotebookNode", is_check: bool) -> Role:
-    """What a code cell is; "text" for one that is only read or run by the student."""
-    if is_check:
-        return "check"
-    if answer_of(cell.source):
-        return "answer"
-    if is_given(cell.source):
-        return "given"
-    return "setup" if SETUP.match(cell.source) else "text"
 
 
 def check_of(source: str, where: str) -> Part | None:

@@ -6,7 +6,6 @@ Students named these files and made what is in them.
 import os
 import stat
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,23 +21,12 @@ LINK = "it is a symbolic link, which is not followed"
 SPECIAL = "it is not a regular file"
 NO_NAME = "(no name)"
 SKIPPED = (".", "__MACOSX", "__pycache__")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much is read.
-
-    file_bytes    of one file: one byte more shows that it is too long
-    entries       in a zip; in a student's folder; and at the top of a folder
-    ratio         bytes of a file in a zip, per byte of the zip, if longer than file_bytes
-    depth         folders within folders
-    """
-
-    file_bytes: int = MAX_BYTES + 1
-    total_bytes: int = 2 << 30
-    entries: int = 20_000
-    ratio: float = 200.0
-    depth: int = 8
+MAX_READ = MAX_BYTES + 1  # bytes of a file: one more shows that it is too long
+MAX_ENTRIES = 20_000  # in a zip; in a student's folder; and at the top of a folder
+MAX_DEPTH = 8  # folders within folders
+DEEP = f"was ignored: it is more than {MAX_DEPTH} folders deep"
+# What is in a folder: the names that lead to it, from the top, and itself.
+Entry = tuple[tuple[bytes, ...], os.DirEntry[bytes]]
 
 
 @dataclass(frozen=True)
@@ -61,40 +49,29 @@ class File:
     def path(self) -> str:
         return "/".join(self.parts)
 
-    def read(self, most: int) -> tuple[bytes, str]:
-        """At most so many bytes, and the problem, "" if there is none. Never raises."""
+    def read(self) -> tuple[bytes, str]:
+        """At most MAX_READ bytes, and the problem, "" if there is none. Never raises."""
         if self.problem:
             return b"", self.problem
         try:
-            return self.open_bytes(most), ""
-        except (
-            OSError,
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            RuntimeError,
-            ValueError,
-        ) as e:
+            return self.open_bytes(MAX_READ), ""
+        except Exception as error:
             # zipfile: a password is needed, an unknown version, a damaged header
-            return b"", f"it cannot be read: {getattr(e, 'strerror', None) or e}"
+            return b"", f"it cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-@dataclass
-class Files:
-    """All files, in the order of their paths, and what is to be said about others."""
-
-    files: list[File] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+# All files, in the order of their paths, and what is to be said about others.
+Files = tuple[list[File], list[str]]
 
 
 @contextmanager
-def opened(path: Path, limits: Limits) -> Iterator[Files]:
+def opened(path: Path) -> Iterator[Files]:
     """The files of a folder or a zip, which can be read within the block.
 
     Raises UserError if it is neither, or has more entries than the limit.
     """
     if path.is_dir():
-        yield _of_folder(path, limits)
+        yield _of_folder(path)
     elif path.is_file() and path.suffix.lower() == ".ipynb":
         raise UserError(
             f"{path} is one notebook: put it into a folder, and give the folder; the file's "
@@ -110,61 +87,68 @@ def opened(path: Path, limits: Limits) -> Iterator[Files]:
                 f"platform as it was downloaded, or a folder."
             ) from None
         with archive:
-            yield _of_zip(archive, path, limits)
+            yield _of_zip(archive, path)
     else:
         raise UserError(
             f"there is no folder and no zip {path}: give what the students handed in."
         )
 
 
-def _of_folder(path: Path, limits: Limits) -> Files:
-    found = Files()
+def _of_folder(path: Path) -> Files:
+    files: list[File] = []
+    notes: list[str] = []
     root = os.path.realpath(os.fsencode(path))
 
     def note(names: tuple[bytes, ...], text: str) -> None:
-        found.notes.append(f"{'/'.join(map(_readable, names))} {text}")
+        notes.append(f"{'/'.join(map(_readable, names))} {text}")
 
-    def enter(names: tuple[bytes, ...], left: int) -> int:
-        """List the folder; returns how many entries are still allowed."""
-        if len(names) > limits.depth:
-            note(names, f"was ignored: it is more than {limits.depth} folders deep")
-            return left
-        # Each student's folder has a limit of its own: one student cannot hide the others.
-        own_limit = len(names) <= (2 if names[:1] == (b"submitted",) else 1)
-        allowed = limits.entries if own_limit else left
+    def listed(names: tuple[bytes, ...]) -> list[Entry]:
+        """What is in a folder, by name; nothing if it cannot be read."""
         try:
             with os.scandir(os.path.join(root, *names)) as entries:
-                listed = sorted(islice(entries, allowed + 1), key=lambda each: each.name)
+                several = sorted(islice(entries, MAX_ENTRIES + 1), key=lambda each: each.name)
         except OSError as error:
             if not names:
                 raise UserError(f"{path} cannot be read: {error.strerror}.") from None
             note(names, f"was ignored: {error.strerror}")
-            return left
-        if len(listed) > allowed:
-            if not names:
-                raise UserError(
-                    f"{path} has more than {allowed:,} entries: give the folder that holds "
-                    f"the submissions alone."
-                )
-            note(names, f"has more than {limits.entries:,} files: not all were read")
-        listed = listed[:allowed]
-        allowed -= len(listed)
-        for entry in listed:
-            below = (*names, entry.name)
-            if entry.name.startswith(tuple(map(os.fsencode, SKIPPED))):
-                continue
+            return []
+        if len(several) > MAX_ENTRIES and not names:
+            raise UserError(
+                f"{path} has more than {MAX_ENTRIES:,} entries: give the folder that holds "
+                f"the submissions alone."
+            )
+        skipped = tuple(map(os.fsencode, SKIPPED))
+        kept = [each for each in several if not each.name.startswith(skipped)]
+        return [((*names, each.name), each) for each in kept]
+
+    def below(names: tuple[bytes, ...]) -> Iterator[Entry]:
+        for inner, entry in listed(names):
+            yield inner, entry
             if entry.is_dir(follow_symlinks=False):
-                allowed = enter(below, allowed)
+                if len(inner) <= MAX_DEPTH:
+                    yield from below(inner)
+                else:
+                    note(inner, DEEP)
+
+    # Each student's folder has a limit of its own: one student cannot hide the others.
+    students: list[Entry] = []
+    for names, entry in listed(()):
+        is_submitted = entry.name == b"submitted" and entry.is_dir(follow_symlinks=False)
+        students += listed(names) if is_submitted else [(names, entry)]
+    for names, entry in students:
+        own = [(names, entry)]
+        if entry.is_dir(follow_symlinks=False):
+            own = list(islice(below(names), MAX_ENTRIES + 1))
+        if len(own) > MAX_ENTRIES:
+            note(names, f"has more than {MAX_ENTRIES:,} files: not all were read")
+        for inner, each in own:
+            if each.is_dir(follow_symlinks=False):
                 continue
             try:
-                found.files.append(_in_folder(entry, below))
+                files.append(_in_folder(each, inner))
             except OSError as error:
-                note(below, f"was ignored: {error.strerror}")
-        return left if own_limit else allowed
-
-    enter((), limits.entries)
-    found.files.sort(key=lambda file: file.parts)
-    return found
+                note(inner, f"was ignored: {error.strerror}")
+    return sorted(files, key=lambda file: file.parts), notes
 
 
 def _in_folder(entry: os.DirEntry[bytes], names: tuple[bytes, ...]) -> File:
@@ -189,14 +173,15 @@ def _in_folder(entry: os.DirEntry[bytes], names: tuple[bytes, ...]) -> File:
     return File(parts, status.st_size, status.st_mtime, problem, read)
 
 
-def _of_zip(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
+def _of_zip(archive: zipfile.ZipFile, path: Path) -> Files:
     entries = archive.infolist()
-    if len(entries) > limits.entries:
+    if len(entries) > MAX_ENTRIES:
         raise UserError(
-            f"{path} has {len(entries):,} entries, more than {limits.entries:,}: unpack it "
+            f"{path} has {len(entries):,} entries, more than {MAX_ENTRIES:,}: unpack it "
             f"and give the folder."
         )
-    found = Files()
+    files: list[File] = []
+    notes: list[str] = []
     for entry in entries:
         name = _zip_name(entry)
         raw = name.replace("\\", "/")
@@ -204,37 +189,26 @@ def _of_zip(archive: zipfile.ZipFile, path: Path, limits: Limits) -> Files:
             _readable(part.encode()) for part in raw.split("/") if part not in ("", ".")
         )
         if raw.startswith("/") or ".." in parts or raw[1:2] == ":" or not parts:
-            found.notes.append(f"{one_line(name)} was ignored: its path leads out of the zip")
+            notes.append(f"{one_line(name)} was ignored: its path leads out of the zip")
         elif raw.endswith("/") or any(part.startswith(SKIPPED) for part in parts):
             continue
-        elif len(parts) > limits.depth + 1:
-            deep = f"it is more than {limits.depth} folders deep"
-            found.notes.append(f"{'/'.join(parts)} was ignored: {deep}")
+        elif len(parts) > MAX_DEPTH + 1:
+            notes.append(f"{'/'.join(parts)} {DEEP}")
         else:
-            found.files.append(_in_zip(archive, entry, parts, limits))
+            files.append(_in_zip(archive, entry, parts))
     # Stable: of two entries with one name, the second is the later one.
-    found.files.sort(key=lambda file: file.parts)
-    return found
+    return sorted(files, key=lambda file: file.parts), notes
 
 
-def _in_zip(
-    archive: zipfile.ZipFile, entry: zipfile.ZipInfo, parts: tuple[str, ...], limits: Limits
-) -> File:
+def _in_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, parts: tuple[str, ...]) -> File:
     mode = entry.external_attr >> 16
     problem = ""
     if stat.S_ISLNK(mode):
         problem = LINK
     elif stat.S_IFMT(mode) and not stat.S_ISREG(mode):
         problem = SPECIAL
-    elif entry.flag_bits & 1:
-        problem = "it is encrypted"
     elif entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         problem = f"its compression (method {entry.compress_type}) is not read here"
-    elif entry.file_size > max(limits.file_bytes, limits.ratio * entry.compress_size):
-        problem = (
-            f"{entry.compress_size:,} bytes of the zip would become {entry.file_size:,} "
-            f"bytes: this looks like a zip bomb"
-        )
 
     def read(most: int) -> bytes:
         with archive.open(entry) as file:

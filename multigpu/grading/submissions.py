@@ -9,11 +9,11 @@ from pathlib import Path
 
 from multigpu.errors import UserError
 from multigpu.grading import platforms, sources
-from multigpu.grading.platforms import HandedIn
+from multigpu.grading.platforms import HandedIn, is_notebook
 from multigpu.grading.results import Account, Kind, Note
-from multigpu.grading.sources import Limits
 
 NAMED = 5
+MAX_TOTAL = 2 << 30  # bytes of all notebooks that are read
 
 
 @dataclass
@@ -39,53 +39,52 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
+def find(path: Path, lesson: str) -> Found:
     """Read what students handed in: a folder or a zip in a form that platforms.py knows.
 
     If a student has several notebooks, one counts: the notebook with the lesson's name.
     Without such a name, the newest counts, by the platform's number, then by the file's time.
     Raises UserError if there is no submission, and if all together exceed the limit.
     """
-    limits = limits or Limits()
-    with sources.opened(path, limits) as tree:
-        handed_in, ignored = platforms.whose(tree.files, path)
+    with sources.opened(path) as (files, notes):
+        handed_in, ignored = platforms.whose(files, path)
         by_student: dict[str, list[HandedIn]] = {}
         for each in handed_in:
             by_student.setdefault(each.student, []).append(each)
         chosen = {student: choose(each, lesson) for student, each in by_student.items()}
-        if not any(each.is_notebook for each in handed_in):
+        if not any(is_notebook(each.name) for each in handed_in):
             raise UserError(
                 f"{path} has no notebook: expected STUDENT.ipynb, STUDENT/NAME.ipynb, or a "
                 f"zip from Canvas or Moodle."
             )
-        total = sum(min(one.file.size, limits.file_bytes) for one in chosen.values())
-        if total > limits.total_bytes:
+        total = sum(min(one.file.size, sources.MAX_READ) for one in chosen.values())
+        if total > MAX_TOTAL:
             raise UserError(
-                f"the notebooks in {path} have {total:,} bytes, more than "
-                f"{limits.total_bytes:,}: grade them in two parts."
+                f"the notebooks in {path} have {total:,} bytes, more than {MAX_TOTAL:,}: "
+                f"grade them in two parts."
             )
         submissions = []
         for student in sorted(chosen, key=lambda name: (name.casefold(), name)):
             one = chosen[student]
-            submissions.append(_read(one, by_student[student], limits))
+            submissions.append(_read(one, by_student[student]))
         doubles = _refuse_doubles(submissions)
-    return Found(submissions, tree.notes + ignored + doubles)
+    return Found(submissions, notes + ignored + doubles)
 
 
 def find_one(path: Path, lesson: str) -> Found:
     """Read a folder that has the files of one student: Gradescope's."""
-    with sources.opened(path, Limits()) as tree:
-        handed_in = [HandedIn("submission", file.path, file) for file in tree.files]
+    with sources.opened(path) as (files, notes):
+        handed_in = [HandedIn("submission", file.path, file) for file in files]
         if not handed_in:
             return Found([Submission("submission", "", problem="no notebook was handed in")])
-        return Found([_read(choose(handed_in, lesson), handed_in, Limits())], tree.notes)
+        return Found([_read(choose(handed_in, lesson), handed_in)], notes)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
     """Which of one student's files counts."""
 
     def rank(one: HandedIn) -> tuple:
-        readable = (one.is_notebook, not one.file.problem, _is_named(one.name, lesson))
+        readable = (is_notebook(one.name), not one.file.problem, _is_named(one.name, lesson))
         return (*readable, one.upload, one.file.modified, one.file.parts)
 
     return max(handed_in, key=rank)
@@ -101,15 +100,15 @@ def _is_named(name: str, lesson: str) -> bool:
     return lesson in (stem, *folders)
 
 
-def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submission:
+def _read(one: HandedIn, handed_in: list[HandedIn]) -> Submission:
     submission = Submission(one.student, one.file.path, account=one.account)
     others = [other for other in handed_in if other is not one]
-    if one.is_notebook:
-        submission.data, submission.problem = one.file.read(limits.file_bytes)
-        notebooks = sorted(other.shown for other in others if other.is_notebook)
+    if is_notebook(one.name):
+        submission.data, submission.problem = one.file.read()
+        notebooks = sorted(other.name for other in others if is_notebook(other.name))
         if notebooks:
             listed = _listed(notebooks)
-            text = f"{one.shown} was graded; also handed in, and left out: {listed}"
+            text = f"{one.name} was graded; also handed in, and left out: {listed}"
             submission.notes.append(Note(text, Kind.FILES))
     else:
         names = sorted(other.name for other in handed_in)

@@ -1,11 +1,11 @@
 """What the command prints after grading: what an instructor must look at, and the mean."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from multigpu.errors import pluralize
 from multigpu.grading.csv_cells import number
-from multigpu.grading.question_statistics import mean_total
 from multigpu.grading.results import Kind, Result
 
 NAMED = 10
@@ -24,19 +24,19 @@ def lines(
     if absent:
         found += [f"handed in nothing: {len(absent)}", *_cut([f"    {one}" for one in absent])]
     problems = [one for one in results if one.problem]
-    said = [(one, one.problem) for one in problems if one.lesson]
-    found += _listed("another lesson's notebook", said)
-    said = [(one, one.problem) for one in problems if not one.lesson]
-    found += _listed("not readable, ask for it again", said)
+    heading = "not graded, ask for the notebook again"
+    found += _listed(heading, [(one, one.problem) for one in problems])
     for kind, heading in HEADINGS.items():
         said = [(one, note.text) for one in results for note in one.notes if note.kind == kind]
         found += _listed(heading, said)
     blocked = [(one, "") for one in results if one.blocked]
     found += _listed("blocked, this machine could not grade them: grade again", blocked)
     points = results[0].points if results else 0
+    known = [one.earned for one in results if not one.problem and not one.blocked]
+    mean = number(statistics.mean(known)) if known else "-"
     found.append(
-        f"{pluralize(len(results), 'submission')}, mean {number(mean_total(results)) or '-'} "
-        f"of {number(points)} points{_left_out(problems)}: {folder / 'gradebook.csv'}"
+        f"{pluralize(len(results), 'submission')}, mean {mean} of {number(points)} points"
+        f"{_left_out(problems)}: {folder / 'gradebook.csv'}"
     )
     return found
 

@@ -42,10 +42,9 @@ def take(data: bytes, solution: Solution) -> Answers:
         notebook = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return Answers(problem=DAMAGED)
-    try:
-        found = _cells(notebook)
-    except (ValueError, KeyError, TypeError) as error:
-        return Answers(problem=f"the file is no notebook: {str(error)[:200]}")
+    found = notebook.get("cells") if type(notebook) is dict else None
+    if type(found) is not list:
+        return Answers(problem="the file is no notebook: it has no cells")
     answers = Answers()
     if len(found) > MAX_CELLS:
         text = f"only the first {MAX_CELLS:,} of {len(found):,} cells were read"
@@ -66,20 +65,9 @@ def take(data: bytes, solution: Solution) -> Answers:
     return answers
 
 
-def _cells(notebook: Any) -> list[Any]:
-    """The cells of a notebook of format 3 or 4, and of later ones that have `cells`."""
-    if type(notebook) is not dict:
-        raise ValueError("expected an object")
-    if type(notebook.get("cells")) is list:
-        return notebook["cells"]
-    if type(notebook.get("worksheets")) is list:
-        return [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
-    raise ValueError("it has no cells")
-
-
 def _source(cell: Any) -> str:
     """A cell's text; "" if it has none."""
-    source = cell.get("source", cell.get("input", "")) if type(cell) is dict else ""
+    source = cell.get("source") if type(cell) is dict else ""
     if type(source) is list:
         source = "".join(part for part in source if type(part) is str)
     # JSON can hold half a surrogate pair, which no file and no report can.
@@ -88,21 +76,15 @@ def _source(cell: Any) -> str:
 
 def _other_lesson(found: list[Any], solution: Solution) -> str:
     """The lesson of the course, but the solution's, that the setup cell names; "" if none."""
-    for cell in found:
-        source = _source(cell)
-        named = LESSON.search(source) if SETUP.match(source) else None
-        if (
-            named
-            and named[1] != solution.lesson
-            and any(named[1] == one.slug for one in LESSONS)
-        ):
-            return named[1]
-    return ""
+    others = {each.slug for each in LESSONS} - {solution.lesson}
+    setups = [source for source in map(_source, found) if SETUP.match(source)]
+    named = [match[1] for match in map(LESSON.search, setups) if match]
+    return next((name for name in named if name in others), "")
 
 
 def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
     source = _source(cell)
-    if type(cell) is not dict or not source:
+    if not source:
         return
     metadata = cell.get("metadata")
     name = metadata.get("grade_id") if type(metadata) is dict else None
@@ -111,19 +93,18 @@ def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
         name = answer_of(source)  # some editors drop a cell's metadata
     if name not in known:
         return
+    problem = ""
     if cell.get("cell_type") != "code":
-        text = "its answer cell is not a code cell any more"
-        answers.notes.append(Note(text, question=name))
-        return
-    if name in answers.sources:
-        text = "there are two answer cells; the first one counts"
-        answers.notes.append(Note(text, question=name))
-        return
-    if len(source) > MAX_ANSWER:
-        text = f"the answer is longer than {MAX_ANSWER:,} characters"
-        answers.notes.append(Note(text, question=name))
-        source = ""
-    answers.sources[name] = source
+        problem = "its answer cell is not a code cell any more"
+    elif name in answers.sources:
+        problem = "there are two answer cells; the first one counts"
+    elif len(source) > MAX_ANSWER:
+        problem = f"the answer is longer than {MAX_ANSWER:,} characters"
+        answers.sources[name] = ""
+    else:
+        answers.sources[name] = source
+    if problem:
+        answers.notes.append(Note(problem, question=name))
 
 
 def is_blank(source: str, released: str) -> bool:

@@ -529,6 +529,16 @@ def test_a_students_text_cannot_replace_a_verdict(capsys):
     assert printed.replace("\n", "").isprintable()
 
 
+def test_what_the_answer_returned_does_not_fill_the_reports(capsys):
+    """Some checks quote it in their own words; a reply has up to a megabyte of texts."""
+    ours = exercise("def f(x):\n    return [0] * 100_000")
+    with ours.check("f", "long", points=1) as student:
+        found = student.call("f", 1)
+        student.expect(found == 1, "it is 1", f"it is {found}")
+
+    assert 1_000 < len(capsys.readouterr().out) < 3_000
+
+
 def test_a_plan_that_the_library_refuses_is_wrong(capsys):
     with exercise("def f(): return 1").check("f", "plan", points=1) as student:
         student.call("f")

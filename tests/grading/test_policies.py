@@ -37,7 +37,7 @@ def not_run(monkeypatch):
     """Grading gives results at once; the list says how often it was asked for them."""
     calls = []
 
-    def fake(solution, submissions, settings, progress):
+    def fake(solution, submissions, *others):
         calls.append(len(submissions))
         answers = [take(each.data, solution) for each in submissions]
         return [
@@ -165,8 +165,7 @@ def test_the_summary_names_what_to_look_at(tmp_path, not_run):
     text = "\n".join(run(given))
     for words in (
         r"list\.xlsx.*ignored",
-        r"(?s)another lesson's notebook: 1\n +emil: .*02-data-parallel",
-        r"(?s)not readable.*: 1\n +carl: .*damaged",
+        r"(?s)not graded.*: 2\n +carl: [^\n]*damaged[^\n]*\n +emil: [^\n]*02-data-parallel",
         r"(?s)without any answer cell.*: 3\n +anna",
         r"(?s)several files.*\n +dora: 05-ddp-cluster\.ipynb was graded.*one\.ipynb",
         r"5 submissions, mean 0 of .*2 files not graded",

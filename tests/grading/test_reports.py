@@ -1,14 +1,14 @@
-"""Feedback, statistics, similarity, what regrading changed, all in a folder."""
+"""Feedback, statistics, what regrading changed, all in a folder."""
 
 import codecs
 import html.parser
 import random
 
 import pytest
-from graded import ANSWER, question, result
+from graded import question, result
 
 from multigpu.errors import UserError
-from multigpu.grading import feedback, question_statistics, regrade, reports, similarity
+from multigpu.grading import feedback, question_statistics, regrade, reports, summary
 from multigpu.grading.results import Note
 from multigpu.grading.times import Standing
 
@@ -63,12 +63,13 @@ def test_a_page_of_feedback():
         "rank 0: hello",
         "there are two cells",
         "an older file",
-        "all_reduce",
+        "return sum(values)",
         "2 / 6",
         "– / 8",
     ):
         assert said in text
     assert "line of check 3" not in text, "a hidden check's line"
+    assert "second: line" not in text, "why the machine could not grade it"
 
 
 def test_a_hidden_check_shows_its_title_and_verdict_alone():
@@ -153,7 +154,6 @@ def test_file_names_are_safe_and_different():
     names = [feedback.page_name(name) for name in NAMES]
     assert len({name.lower() for name in names}) == len(NAMES)
     assert names[0] == "anna.html"
-    assert feedback.page_name("con") != "con.html", "a device in Windows"
     for name in names:
         assert name.isascii()
         assert len(name) <= 80
@@ -167,129 +167,37 @@ def test_file_names_are_safe_and_different():
 def test_pages_of_an_earlier_grading_go(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Ben")]
     feedback.write(marks, tmp_path, "05", "DDP", NONE)
-    (tmp_path / "index.html").write_text("the instructor's own")
-    [path] = feedback.write(marks[:1], tmp_path, "05", "DDP", NONE)
-    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "index.html"]
-
-
-def classroom(number_of_students=40):
-    """Students of whom the better ones get `good` right; `bad` is the other way round."""
-    chance = random.Random(0)
-    results = []
-    for place in range(number_of_students):
-        skill = place / number_of_students
-        good = "r" if skill > 0.5 else "w"
-        results.append(
-            result(
-                f"s{place:03}",
-                question("good", good),
-                question("bad", "w" if skill > 0.5 else "r", points=1.0),
-                question("noise", chance.choice("rw") + chance.choice("rw")),
-                question("hard", "r" if skill > 0.45 else "w", "r" if skill > 0.55 else "w"),
-                question("all", "r"),
-            )
-        )
-    return results
-
-
-def test_counts_and_means():
-    marks = [
-        result("a", question("first", "rr")),
-        result("b", question("first", "rw")),
-        result("c", question("first", "ww", blank=True)),
-        result("d", question("first", "rb")),
-        result("e", problem="no notebook"),
-    ]
-    whole, one, two = question_statistics.rows(marks)
-    assert whole.counts == {"right": 1, "wrong": 1, "blank": 1, "blocked": 1}
-    assert one.counts == {"right": 3, "blank": 1}
-    assert two.counts == {"right": 1, "wrong": 1, "blank": 1, "blocked": 1}
-    assert whole.mean == pytest.approx((1 + 0.5 + 0) / 3)
-    assert one.mean == pytest.approx(3 / 4)
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "own.html").write_text("the instructor's own")
+    feedback.write(marks[:1], tmp_path, "05", "DDP", NONE)
+    assert {path.name for path in tmp_path.iterdir()} == {"anna.html", "own.html"}
 
 
 def test_the_table_of_statistics():
-    text = question_statistics.text(classroom())
-    assert max(map(len, text.splitlines())) <= 95
-    assert "good" in text
-    assert question_statistics.text([]).strip()
+    marks = [
+        result("a", question("first", "rr", "w"), question("long" * 20, "w")),
+        result("b", question("first", "rw", "r"), question("long" * 20, "b")),
+        result("c", question("first", "ww", "w", blank=True), question("long" * 20, "r")),
+        result("d", question("first", "rb", "r"), question("long" * 20, "b")),
+        result("e", problem="no notebook"),
+    ]
+    lines = question_statistics.text(marks).splitlines()
+    assert [line.split() for line in lines[:6]] == [
+        ["4", "students"],
+        [],
+        ["question", "/", "check", "right", "wrong", "blank", "blocked", "mean"],
+        ["first", "44%"],
+        ["check", "1", "3", "0", "1", "0"],
+        ["check", "2", "1", "1", "1", "1"],
+    ]
+    assert lines[6].split() == ["hidden:", "check", "3", "2", "1", "1", "0"]
+    assert lines[7].split()[1] == "50%"
+    assert max(map(len, lines)) <= 95
 
 
-RENAMED = """
-# my very own idea
-def mean_of_all(x, g):
-    "How I did it: on my own."
-    t   = x.clone()   # clone first
-    dist.all_reduce(t, op=dist.ReduceOp.SUM,
-                    group=g)
-    t /= dist.get_world_size(g)
-    return t
-def range_of(x):
-    a = min(x)
-    b = max(x)
-    return b - a
-"""
-OTHER = """
-def average(values, group):
-    parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, values.contiguous(), group=group)
-    return torch.stack(parts).mean(dim=0)
-
-def spread(values):
-    ordered = sorted(values)
-    return ordered[-1] - ordered[0] if ordered else 0.0
-"""
-
-
-def alike(*answers, released="", **more):
-    marks = [result(f"s{n}", question("q", "r", answer=a)) for n, a in enumerate(answers)]
-    return similarity.pairs(marks, {"q": released}, **more)
-
-
-def test_renamed_and_reordered_answers_are_alike():
-    first, second = ANSWER.strip().split("\n\ndef spread")
-    swapped = f"def spread{second}\n\n{first}\n"
-    pairs = alike(ANSWER, RENAMED, OTHER, swapped)
-    assert {(pair.first, pair.second) for pair in pairs} == {
-        ("s0", "s1"),
-        ("s0", "s3"),
-        ("s1", "s3"),
-    }
-    assert pairs[0].similarity == 1.0
-    assert "s0 and s1" in similarity.text(pairs)
-
-
-def test_texts_that_only_explain_do_not_count():
-    bare = ANSWER.replace('    """Average over all ranks."""\n', "")
-    assert bare != ANSWER
-    [pair] = alike(ANSWER, bare)
-    assert pair.similarity == 1.0
-    [pair] = alike(bare, bare.replace("total = values", '"\\n"  # text\n    total = values'))
-    assert pair.similarity == 1.0
-
-
-def test_released_blank_and_short_answers_are_not_compared():
-    released = "def average(values, group):\n    raise NotImplementedError()\n"
-    assert not alike(released, released, released=released)
-    assert not alike(ANSWER, RENAMED, released=ANSWER), "all of it was given"
-    assert not alike("x = 1 + 2\n" * 3, "x = 1 + 2\n" * 3)
-    blank = [result(n, question("q", "w", answer=ANSWER, blank=True)) for n in "ab"]
-    assert not similarity.pairs(blank, {})
-    assert similarity.text([]).strip()
-
-
-def test_the_threshold():
-    longer = ANSWER + OTHER
-    assert not alike(ANSWER, longer)
-    [pair] = alike(ANSWER, longer, threshold=0.3)
-    assert 0.3 <= pair.similarity < 0.8
-
-
-def test_answers_that_are_no_python_can_be_alike():
-    broken = ANSWER.replace("values, group", "values, group]") + "'''"
-    assert alike(broken, broken + "  # a comment")
-    nested = "(" * 9_000 + ")" * 9_000
-    alike(nested, nested, "-" * 50_000 + "1", "\x00\ud800", "f'{" * 1000, "x=\\\n" * 4_000)
+@pytest.mark.parametrize("marks", [[], [result("a", question("first", "b"))]])
+def test_statistics_without_a_mean(marks):
+    assert "%" not in question_statistics.text(marks)
 
 
 def changes(before, after):
@@ -317,7 +225,7 @@ def test_what_changed_and_why():
 
     blocked = result("anna", question("first", "rb"), question("second", "r"))
     [line] = changes(before, blocked)
-    assert "0 -> blocked: the machine could not grade it this time" in line
+    assert "0 -> blocked: the machine could not grade it now" in line
     [line] = changes(blocked, before)
     assert "blocked -> 0: the machine could not grade it before" in line
 
@@ -332,8 +240,8 @@ def test_checks_and_students_that_come_and_go():
     [line] = changes(added, before)
     assert line == "anna: second / check 1: 2 -> -: the check was removed"
     assert regrade.lines([before], [result("ben", question("first", "r"))]) == [
-        "ben: total: - -> 2: a new student",
-        "anna: total: 2 -> -: there is no submission any more",
+        "ben: total: 2: a new student",
+        "anna: there is no submission any more",
     ]
     unread = result("anna", question("first", "ww"), problem="no notebook")
     [line] = changes(before, unread)
@@ -342,14 +250,10 @@ def test_checks_and_students_that_come_and_go():
 
 def test_all_reports_in_a_folder(tmp_path):
     marks = [result(name or "x", question("first", "rw", "b")) for name in NAMES]
-    written = reports.write(
-        marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""}, "DDP", "key"
-    )
-    assert len(set(written)) == len(written) == 7 + len(NAMES)
+    reports.write(marks, ["zoe"], tmp_path / "out", "05-ddp-cluster", "DDP", "DDP", "key")
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(written) == 6 + len(NAMES)
     assert all(path.stat().st_size for path in written)
-    assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
-        written
-    )
     assert (tmp_path / "out" / "gradebook.csv").read_bytes().startswith(codecs.BOM_UTF8)
     back = reports.read_results(tmp_path / "out" / "results.json")
     assert back == marks
@@ -367,17 +271,15 @@ def test_results_that_cannot_be_read(tmp_path, text):
         reports.read_results(path)
 
 
-def test_the_mean_total_leaves_out_what_was_not_graded():
+def test_the_mean_total_leaves_out_what_was_not_graded(tmp_path):
     marks = [
         result("anna", question("first", "rr")),
         result("ben", question("first", "rw")),
         result("cleo", problem="the file is damaged"),
         result("dana", question("first", "rb")),
     ]
-    assert question_statistics.mean_total(marks) == 3
-    text = question_statistics.text(marks)
-    assert "mean total: 3 of 4" in text
-    assert max(map(len, text.splitlines())) <= 95
+    assert "mean 3 of 4 points" in summary.lines(marks, [], [], tmp_path)[-1]
+    assert "mean - of 4 points" in summary.lines(marks[3:], [], [], tmp_path)[-1]
 
 
 def of_class(seconds):
@@ -390,7 +292,7 @@ def of_class(seconds):
 
 def test_the_table_of_times_has_pseudonyms_the_fastest_first(tmp_path):
     marks = of_class({"anna": 3.25, "ben": None, "cleo": 2.861962475112794, "dana": 3.25})
-    reports.write(marks, [], tmp_path, "15-fsdp", "FSDP", {}, "FSDP", "key")
+    reports.write(marks, [], tmp_path, "15-fsdp", "FSDP", "FSDP", "key")
     lines = (tmp_path / "times.csv").read_text().splitlines()
     head, *rows = [line.split(",") for line in lines]
     index = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
@@ -400,9 +302,7 @@ def test_the_table_of_times_has_pseudonyms_the_fastest_first(tmp_path):
     assert (who[rows[0][2]], rows[0][1]) == ("cleo", "2.861962")
     assert {who[row[2]] for row in rows[1:]} == {"anna", "dana"}
     assert {tuple(row[3:]) for row in rows} == {("2", "4")}
-    for name in ("times.csv", "times.html"):
-        text = (tmp_path / name).read_text()
-        assert not [one for one in ("anna", "cleo", "dana") if one in text]
+    assert not [one for one in ("anna", "cleo", "dana") if one in "".join(lines)]
     page = Page((tmp_path / "feedback" / "anna.html").read_text()).text
     (own,) = [row[2] for row in rows if who[row[2]] == "anna"]
     assert "Your time: 3.2500 s, simulated. The best of the class: 2.8620 s." in page
@@ -418,13 +318,13 @@ def test_a_pseudonym_needs_the_secret():
 
 
 def test_without_times_there_is_no_table(tmp_path):
-    reports.write(of_class({"anna": None}), [], tmp_path, "15", "t", {}, "t", "key")
+    reports.write(of_class({"anna": None}), [], tmp_path, "15", "t", "t", "key")
     assert not list(tmp_path.glob("times.*"))
 
 
 def test_the_index_says_whose_a_page_is(tmp_path):
     marks = [result(name, question("first", "r")) for name in ("anna", "Jane Doe")]
-    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", {}, "05", "key")
+    reports.write(marks, [], tmp_path, "05-ddp-cluster", "05", "05", "key")
     text = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
     rows = [line.split(",") for line in text.splitlines()]
     assert rows[0] == ["student", "page", "pseudonym"]

@@ -180,12 +180,9 @@ def test_odd_cells_are_no_answers(small, cell):
     assert answers.problem == ""
 
 
-def test_formats_3_and_9_are_read(small):
-    cell = {"cell_type": "code", "input": "x", "metadata": {"grade_id": "mean"}}
-    old = json.dumps({"nbformat": 3, "worksheets": [{"cells": [cell]}]}).encode()
+def test_format_9_is_read(small):
     new = json.dumps({"nbformat": 9, "cells": [code("y", "mean")]}).encode()
 
-    assert transplant.take(old, small).sources == {"mean": "x"}
     assert transplant.take(new, small).sources == {"mean": "y"}
 
 

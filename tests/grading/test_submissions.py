@@ -12,16 +12,16 @@ import small_exercise
 from handed_in import notebook, write, zipped
 
 from multigpu.errors import UserError
-from multigpu.grading import grade, sources, transplant
+from multigpu.grading import grade, sources, submissions, transplant
+from multigpu.grading.pool import Pool
 from multigpu.grading.results import Account
-from multigpu.grading.sources import Limits
 from multigpu.grading.submissions import Submission, find
 
 LESSON = "05-ddp-cluster"
 
 
-def by_student(path, **limits):
-    found = find(path, LESSON, Limits(**limits) if limits else None)
+def by_student(path):
+    found = find(path, LESSON)
     students = [each.student for each in found.submissions]
     assert students == sorted(students, key=lambda name: (name.casefold(), name))
     return {each.student: each for each in found.submissions}
@@ -89,7 +89,7 @@ def test_canvas(tmp_path, form):
     jane = found["doejane (Canvas 12345)"]
     assert jane.file == "doejane_12345_68000_A.ipynb"
     assert jane.data == notebook(jane.file)
-    assert "Name.ipynb (upload 9999)" in jane.notes[0].text
+    assert "Name-1.ipynb" in jane.notes[0].text
     assert "report.pdf" in found["roe (Canvas 88)"].problem
     assert found["li (Canvas 99)"].problem
 
@@ -244,6 +244,7 @@ def test_links_folders_and_devices_are_not_read(tmp_path):
     write(folder / "folder.ipynb" / "inner.ipynb")
     os.mkfifo(folder / "fifo.ipynb")
     (folder / "linked").symlink_to(tmp_path / "secret")
+    (folder / "submitted").symlink_to(tmp_path / "secret")
     write(folder / "up" / "x.ipynb")
     (folder / "up" / "loop").symlink_to(folder)
     found = by_student(folder)
@@ -260,8 +261,7 @@ def test_a_file_that_was_replaced_by_a_link_since_it_was_listed(tmp_path, replac
     write(tmp_path / "secret" / "a.ipynb", b"secret")
     folder = tmp_path / "handed in"
     path = write(folder / "anna" / "a.ipynb")
-    with sources.opened(folder, Limits()) as files:
-        [file] = files.files
+    with sources.opened(folder) as ([file], _):
         if replaced == "folder":
             path.parent.rename(tmp_path / "gone")
             path.parent.symlink_to(tmp_path / "secret")
@@ -271,7 +271,7 @@ def test_a_file_that_was_replaced_by_a_link_since_it_was_listed(tmp_path, replac
                 path.symlink_to(tmp_path / "secret" / "a.ipynb")
             else:
                 os.mkfifo(path)
-        data, problem = file.read(100)
+        data, problem = file.read()
     assert data == b""
     assert problem
 
@@ -331,20 +331,31 @@ def test_one_students_folders_cannot_change_how_others_are_read(tmp_path):
     assert set(by_student(tmp_path)) == {"anna", "ben", "mallory"}
 
 
-def test_a_student_with_too_many_files_hides_nobody(tmp_path):
+@pytest.mark.parametrize("folder", ["", "submitted"])
+def test_a_student_with_too_many_files_hides_nobody(tmp_path, folder, monkeypatch):
+    top, tmp_path = tmp_path, tmp_path / folder
     for number in range(50):
         write(tmp_path / "mallory" / f"{number}.ipynb", b"x")
-        write(tmp_path / "mallory" / str(number) / "x.txt", b"x")
+        for name in "xyz":
+            write(tmp_path / "mallory" / str(number) / f"{name}.txt", b"x")
     for student in ("anna", "zoe"):
         write(tmp_path / student / "work.ipynb")
     for number in range(19):
         write(tmp_path / "zoe" / f"{number}.txt", b"x")
-    found = find(tmp_path, LESSON, Limits(entries=20))
+    monkeypatch.setattr(sources, "MAX_ENTRIES", 20)
+    found = find(top, LESSON)
     assert not [each.problem for each in found.submissions if each.problem]
     assert {each.student for each in found.submissions} == {"anna", "mallory", "zoe"}
-    assert any("mallory" in note for note in found.notes)
-    with pytest.raises(UserError):
-        find(tmp_path, LESSON, Limits(entries=2))
+    assert any("mallory has more than 20 files" in note for note in found.notes)
+    entered = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: entered.append(path) or scandir(path))
+    with sources.opened(top) as (files, _):
+        assert sum("mallory" in file.path for file in files) <= 20
+    assert sum(b"mallory" in path for path in entered) <= 20
+    monkeypatch.setattr(sources, "MAX_ENTRIES", 2)
+    with pytest.raises(UserError, match="more than 2 entries"):
+        find(tmp_path, LESSON)
 
 
 def test_folders_within_folders_end(tmp_path):
@@ -357,15 +368,17 @@ def test_folders_within_folders_end(tmp_path):
         assert any("d/d/d" in note for note in found.notes)
 
 
-def test_reading_is_capped(tmp_path):
+def test_reading_is_capped(tmp_path, monkeypatch):
     write(tmp_path / "anna.ipynb", b"x" * 1_000)
     os.truncate(write(tmp_path / "ben.ipynb"), 1 << 40)
     zipped(tmp_path / "x.zip", "cleo.ipynb")
-    found = by_student(tmp_path, file_bytes=100, total_bytes=10_000)
+    monkeypatch.setattr(sources, "MAX_READ", 100)
+    found = by_student(tmp_path)
     assert len(found["anna"].data) == 100
     assert len(found["ben"].data) == 100
+    monkeypatch.setattr(submissions, "MAX_TOTAL", 150)
     with pytest.raises(UserError, match="two parts"):
-        by_student(tmp_path, file_bytes=100, total_bytes=150)
+        by_student(tmp_path)
 
 
 def zip_of(path, *entries):
@@ -428,23 +441,20 @@ def test_links_folders_encrypted_and_unknown_entries_in_a_zip(tmp_path):
     assert find(path, LESSON).notes == ["inner.zip was ignored: it is not a notebook"]
 
 
-def test_a_zip_bomb_is_not_unpacked(tmp_path):
+def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_READ", 1 << 20)
     path = zip_of(
         tmp_path / "x.zip",
         ("bomb.ipynb", b"0" * (40 << 20)),
         ("honest.ipynb", notebook()),
         ("large.ipynb", random.Random(0).randbytes(3 << 20)),
     )
-    assert by_student(path, file_bytes=50 << 20)["bomb"].problem == "", (
-        "a small one is harmless"
-    )
-    found = by_student(path, file_bytes=1 << 20)
-    assert "bomb" in found["bomb"].problem
-    assert found["bomb"].data == b""
-    assert found["honest"].problem == ""
-    assert len(found["large"].data) == 1 << 20
+    found = by_student(path)
+    assert len(found["bomb"].data) == len(found["large"].data) == 1 << 20
+    assert found["honest"].data == notebook()
+    monkeypatch.setattr(sources, "MAX_ENTRIES", 2)
     with pytest.raises(UserError, match="entries"):
-        by_student(path, entries=2)
+        by_student(path)
 
 
 def test_a_size_that_is_a_lie(tmp_path):
@@ -538,6 +548,8 @@ def changed(small, old, new):
 def test_the_notebook_of_another_lesson_is_named(small):
     data = changed(small, "05-ddp-cluster", "02-data-parallel")
     assert not transplant.take(data, small).problem, "all its answer cells are of this lesson"
+    own = changed(small, '"grade_id": "mean"', '"grade_id": "other"')
+    assert not transplant.take(own, small).problem, "one answer cell is missing"
     other = data.replace(b"# answer: mean", b"# answer: other")
     other = other.replace(b'"grade_id": "mean"', b'"grade_id": "other"')
     answers = transplant.take(other, small)
@@ -550,7 +562,7 @@ def test_all_notebooks_of_another_lesson_are_refused(small, tmp_path):
     other = changed(small, "05-ddp-cluster", "02-data-parallel")
     other = other.replace(b"answer: mean", b"answer: x").replace(b'"mean"', b'"x"')
     given = [Submission("anna", "", other), Submission("ben", "", b"{")]
-    settings = grade.Settings(tmp_path / "out", None, 1)
-    with pytest.raises(UserError, match="02-data-parallel"):
-        grade.grade(small, given, settings, lambda done, of: None)
-    assert not settings.folder.exists()
+    folder = tmp_path / "out"
+    with Pool(1, 5) as pool, pytest.raises(UserError, match="02-data-parallel"):
+        grade.grade(small, given, folder, None, pool, lambda done, of: None)
+    assert not folder.exists()

@@ -18,6 +18,7 @@ from known import notebook, reference
 
 from multigpu import sandbox
 from multigpu.grading import grade
+from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution
 from multigpu.grading.submissions import Submission
@@ -84,8 +85,11 @@ def graded(
     solution: Solution, submissions: Sequence[Submission], folder: Path
 ) -> dict[str, Result]:
     """The results by student, graded in the sandbox by two jobs."""
-    settings = grade.Settings(folder, sandbox.probe().program, 2)
-    results = grade.grade(solution, submissions, settings, lambda done, of: None)
+    program = sandbox.probe().program
+    with Pool(2, solution.seconds) as pool:
+        results = grade.grade(
+            solution, submissions, folder, program, pool, lambda done, of: None
+        )
     return {result.student: result for result in results}
 
 

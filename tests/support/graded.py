@@ -2,19 +2,7 @@
 
 from multigpu.grading.results import PartResult, QuestionResult, Result
 
-ANSWER = '''
-def average(values, group):
-    """Average over all ranks."""
-    total = values.clone()
-    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
-    total /= dist.get_world_size(group)
-    return total
-
-def spread(values):
-    lowest = min(values)
-    highest = max(values)
-    return highest - lowest
-'''
+ANSWER = "def average(values):\n    return sum(values) / len(values)\n"
 
 
 def question(

@@ -17,6 +17,7 @@ Docstrings, comments and empty lines of what is changed are left out before.
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -127,7 +128,7 @@ def answer_cell(lesson: str, question: str) -> str:
     """The text of a question's answer cell in the lesson's solution."""
     solution = solutions.find(lesson)
     (found,) = (each for each in solution.questions if each.name == question)
-    return solution.answer(found)
+    return found.answer
 
 
 def notebook(solution: Solution, answers: dict[str, str]) -> bytes:
@@ -141,7 +142,7 @@ def notebook(solution: Solution, answers: dict[str, str]) -> bytes:
 
 def reference(solution: Solution) -> dict[str, str]:
     """The solution's answers."""
-    return {question.name: solution.answer(question) for question in solution.questions}
+    return {question.name: question.answer for question in solution.questions}
 
 
 def graded(
@@ -152,9 +153,10 @@ def graded(
     pool   jobs that are in use for several gradings; None for one new job
     """
     found = sandbox.probe()
-    settings = grade.Settings(folder, found.program if found.works else None, 1)
+    program = found.program if found.works else None
     given = [Submission(name, f"{name}.ipynb", data) for name, data in submissions.items()]
-    results = grade.grade(solution, given, settings, lambda done, of: None, pool)
+    with nullcontext(pool) if pool else Pool(1, solution.seconds) as jobs:
+        results = grade.grade(solution, given, folder, program, jobs, lambda done, of: None)
     return {result.student: result for result in results}
 
 

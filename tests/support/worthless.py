@@ -34,7 +34,7 @@ def {name}(*all, **more):
 
 def answers(solution: Solution, question: Question) -> Iterator[tuple[str, str]]:
     """(name, text) of each answer: what it does, and the answer cell."""
-    source = solution.answer(question)
+    source = question.answer
     head = source.partition("\n")[0]
     functions = [each for each in ast.walk(ast.parse(source)) if _counts(each)]
     if not functions:

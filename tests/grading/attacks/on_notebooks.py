@@ -139,9 +139,7 @@ ATTACKS = [
         odd_metadata,
     ),
     Attack("40,000 cells", "time and memory", "2,000 cells are read", 10, {}, many_cells),
-    Attack(
-        "nbformat 3", "to stop the batch", "cells of worksheets are read", 10, {}, version_3
-    ),
+    Attack("nbformat 3", "to stop the batch", "it has no cells: refused", 0, {}, version_3),
     Attack(
         "nbformat 9", "to stop the batch", "what is needed of it is read", 10, {}, version_9
     ),
