@@ -10,6 +10,13 @@ from typing import NoReturn, Protocol
 
 # What gloo writes when the process at the other end of a connection has ended.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# How Python and torch name what torchrun sets, in a program that was started without it.
+SET_BY_TORCHRUN = (
+    "KeyError: 'RANK'",
+    "KeyError: 'LOCAL_RANK'",
+    "KeyError: 'WORLD_SIZE'",
+    "environment variable RANK expected, but not set",
+)
 
 
 class UserError(Exception):
@@ -160,6 +167,11 @@ def connection_lost(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def needs_torchrun(error: str) -> bool:
+    """Whether an error, "TYPE: TEXT", says that a rank's variables are missing."""
+    return any(words in error for words in SET_BY_TORCHRUN)
 
 
 def wrapped(text: str) -> list[str]:
