@@ -189,6 +189,12 @@ def pluralize(number: int, thing: str) -> str:
     return f"{number} {thing}{ending if number != 1 else ''}"
 
 
+def any_of(words: Iterable[str]) -> str:
+    """The words as a choice: "fp32, fp16 or bf16"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
     """`did you mean 'this' or 'that'?`, with the known names that are most similar to `word`.
 

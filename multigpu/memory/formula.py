@@ -26,7 +26,7 @@ checkpointing the whole block, of which it keeps the input: 4 sbh.
 
 from dataclasses import dataclass
 
-from multigpu.errors import UserError, did_you_mean
+from multigpu.errors import UserError, any_of, did_you_mean
 from multigpu.virtual.sim.presets import Gpu
 
 OPTIMIZERS = ("adamw", "sgd")
@@ -49,7 +49,7 @@ class Model:
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
             if number < 1:
-                raise UserError(f"{name} is {number}: give a number from 1 up.")
+                raise UserError(f"--{name} is {number}: give a number from 1 up.")
         if self.hidden % self.heads:
             raise UserError(
                 f"{self.heads} heads cannot share {self.hidden} hidden units evenly: give a "
@@ -100,7 +100,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise UserError(f"batch is {self.batch}: give a number of sequences from 1 up.")
+            raise UserError(f"--batch is {self.batch}: give a number of sequences from 1 up.")
         choices = {
             "optimizer": OPTIMIZERS,
             "precision": PRECISIONS,
@@ -110,7 +110,7 @@ class Training:
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:
-                raise UserError(f"{name} is {value!r}: give {' or '.join(known)}.")
+                raise UserError(f"--{name} is {value!r}: give {any_of(known)}.")
 
 
 def find_model(name: str) -> Model:
