@@ -54,8 +54,8 @@ def _say_torchrun() -> None:
             gpus = from_environment().gpus
             print(
                 f"multigpu: the program needs torchrun, which sets RANK, LOCAL_RANK and "
-                f"WORLD_SIZE: `multigpu virtual --gpus {gpus} torchrun --nproc-per-node={gpus} "
-                f"{shlex.join(words + sys.argv[1:])}`.",
+                f"WORLD_SIZE: `multigpu virtual --gpus {gpus} torchrun "
+                f"--nproc-per-node={gpus} {shlex.join(words + sys.argv[1:])}`.",
                 file=sys.stderr,
             )
 

@@ -21,7 +21,10 @@ def test_version():
         ("virtual --gpus two a.py", "--gpus is 'two': give a whole number, such as 2."),
         ("prove --gpus=two a.py", "--gpus is 'two': give a whole number, such as 2."),
         ("virtual --timeout long a.py", "--timeout is 'long': give a number, such as 2."),
-        ("memory --precision fp16 --model 7b", "--precision is 'fp16': give fp32 or bf16-mixed."),
+        (
+            "memory --precision fp16 --model 7b",
+            "--precision is 'fp16': give fp32 or bf16-mixed.",
+        ),
         ("memory --gpus", "option '--gpus' requires an argument."),
         ("virtual", "missing argument 'COMMAND...': see `multigpu virtual --help`."),
     ],
