@@ -31,7 +31,11 @@ def virtual(
         ),
     ],
     gpus: Annotated[
-        int | None, typer.Option(help="Number of GPUs that a program sees.", show_default="2")
+        int | None,
+        typer.Option(
+            help="GPUs that the program sees: as many as its ranks, or as it names.",
+            show_default="2, the fewest that share work",
+        ),
     ] = None,
     gpu: Annotated[
         str,
