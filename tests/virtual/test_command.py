@@ -140,6 +140,10 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
     assert line(["-", "1"]) == [sys.executable, "-", "1"]
     assert line(["./tool", "1"]) == ["./tool", "1"]
     assert line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    ranks = command.ranks_of_torchrun
+    assert ranks(["torchrun", "--nproc-per-node=4", "p.py", "--nproc-per-node=8"]) == 4
+    assert ranks(["python", "-m", "torch.distributed.run", "--nproc_per_node", "3"]) == 3
+    assert ranks(["torchrun", "--nproc-per-node=gpu", "p.py"]) == ranks(["p.py"]) == 0
 
 
 @pytest.mark.parametrize(
