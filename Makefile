@@ -18,6 +18,10 @@ SITE := $(abspath $(VENV))/site-installed
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Without an answer pip would try again for each package, for minutes.
+CPU_INDEX_FAILS = $(BIN)/pip index versions torch --index-url $(TORCH_CPU_INDEX) --retries 0 --timeout 5 -vv 2>&1 | \
+	grep -q "Could not fetch URL $(TORCH_CPU_INDEX)"
+
 # An index that the user has set wins.
 ifeq ($(TORCH),cpu)
 export PIP_EXTRA_INDEX_URL ?= $(TORCH_CPU_INDEX)
@@ -189,6 +193,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, and $(PYTHON) is %d.%d: give another with PYTHON=, on a cluster often after module load python." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "error: $(PYTHON) cannot make virtual environments: apt-get install python3-venv"; exit 1; }
+	@test "$(PIP_EXTRA_INDEX_URL)" != "$(TORCH_CPU_INDEX)" || ! $(CPU_INDEX_FAILS) || { \
+		own=$$($(BIN)/pip config list | grep -v ^:env:.extra | grep -E 'index-url|find-links' | paste -sd ' '); \
+		echo "error: $(TORCH_CPU_INDEX), which has PyTorch's CPU build, does not answer: name another index by PIP_EXTRA_INDEX_URL=ADDRESS before make, or leave TORCH=cpu out, if pip's own sources have that build ($${own:-only its default index, which has the CUDA build for Linux})."; exit 1; }
 	@echo "installing into $(VENV): $(BUILD), then TensorFlow, JupyterLab and the rest, 0.5 GB; 3 GB on disk with the CPU build; some minutes without output"
 	@$(BIN)/pip install --quiet --constraint constraints.txt $(PACKAGES)
 	@touch $@

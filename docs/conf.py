@@ -58,7 +58,7 @@ html_theme = "sphinx_book_theme"
 html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = ["numbers.js", "pictures.js"]
+html_js_files = ["numbers.js", "pictures.js", "troubles.js", "search.js"]
 # Pictures that answer a slider, below the still picture of a page.
 ANSWERS = {
     "lessons/03-model-parallel/README": "pipeline",
@@ -117,11 +117,32 @@ def prepare(app, page: str, source: list[str]) -> None:
     source[0] = LINK.sub(partial(link, page), text)
 
 
+def troubles() -> list[tuple[str, str, str]]:
+    """The rows of lessons/troubles.md: symptom, remedy, and the name of their section."""
+    rows, section = [], ""
+    for line in (ROOT / "lessons/troubles.md").read_text().splitlines():
+        if line.startswith("## "):
+            section = "#" + re.sub(r"[^\w ]", "", line[3:].lower()).replace(" ", "-")
+        elif line.startswith("| ") and not line.startswith("| You see"):
+            text = re.sub(r"\*(\w+)\*", r"\1", LINK.sub(r"\1", line))
+            cells = text.strip("| ").split(" | ")
+            rows.append((*(cell.strip() for cell in cells), section))
+    return rows
+
+
 def finish(app, error: Exception | None) -> None:
-    """Write the numbers of the pictures; the site opens at index.html."""
+    """Write what the scripts of static/ need; the site opens at index.html."""
     if not error:
-        text = f"const NUMBERS = {json.dumps(numbers())};\n"
-        Path(app.outdir, "_static", "numbers.js").write_text(text)
+        texts = {page: app.env.get_doctree(page).astext() for page in app.env.found_docs}
+        texts = {
+            page: " ".join(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
+            for page, text in texts.items()
+        }
+        for name, value in (
+            ("numbers", numbers()), ("troubles", troubles()), ("texts", texts)
+        ):  # fmt: skip
+            text = f"const {name.upper()} = {json.dumps(value)};\n"
+            Path(app.outdir, "_static", f"{name}.js").write_text(text)
         there = '<meta http-equiv="refresh" content="0; url=README.html">'
         Path(app.outdir, "index.html").write_text(f'{there}<a href="README.html">site</a>')
 

@@ -10,6 +10,13 @@ from typing import NoReturn, Protocol
 
 # What gloo writes when the process at the other end of a connection has ended.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# How Python and torch name what torchrun sets, in a program that was started without it.
+SET_BY_TORCHRUN = (
+    "KeyError: 'RANK'",
+    "KeyError: 'LOCAL_RANK'",
+    "KeyError: 'WORLD_SIZE'",
+    "environment variable RANK expected, but not set",
+)
 
 
 class UserError(Exception):
@@ -162,6 +169,11 @@ def connection_lost(error: BaseException | None) -> bool:
     return False
 
 
+def needs_torchrun(error: str) -> bool:
+    """Whether an error, "TYPE: TEXT", says that a rank's variables are missing."""
+    return any(words in error for words in SET_BY_TORCHRUN)
+
+
 def wrapped(text: str) -> list[str]:
     """The text in lines of at most 95 columns: a notebook would break lines within words."""
     return [
@@ -175,6 +187,12 @@ def pluralize(number: int, thing: str) -> str:
     """The number and its noun: 1 GPU, 2 GPUs, 2 batches."""
     ending = "es" if thing.endswith(("s", "x", "sh", "tch")) else "s"
     return f"{number} {thing}{ending if number != 1 else ''}"
+
+
+def any_of(words: Iterable[str]) -> str:
+    """The words as a choice: "fp32, fp16 or bf16"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:

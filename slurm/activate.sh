@@ -58,6 +58,12 @@ if [ "$SLURM_CLUSTER_NAME/$NEEDS_CUDA" = multigpu-classroom/yes ] && [ -z "$MULT
     exec multigpu virtual --gpus "$SLURM_GPUS_ON_NODE" --gpus-per-node "$SLURM_GPUS_ON_NODE" \
         --between-nodes Ethernet25 bash "$0" "$@"
 fi
+if [ "$SLURM_CLUSTER_NAME/$NEEDS_CUDA$MULTIGPU_VIRTUAL" = multigpu-classroom/ ] &&
+    grep -qE "[\"']nccl[\"']|[\"']cuda|\.cuda\(" "$script" &&
+    ! grep -qE 'is_available|device_count|accelerator' "$script"; then
+    echo "note: this cluster has no CUDA. If $script needs it, submit again with NEEDS_CUDA=yes before" \
+        "sbatch: it then runs on virtual GPUs." >&2
+fi
 
 # ---- where the ranks meet -----------------------------------------------------------------------
 # On the first node, which runs this file, at the address that Slurm uses. A MASTER_ADDR that is set

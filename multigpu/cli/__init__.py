@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from importlib import metadata
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,6 +19,8 @@ from multigpu.errors import UserError
 from multigpu.terminal import announce
 from multigpu.virtual import after_torch
 
+# typer's class, or click's: typer brings its own click, or needs the other one.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
@@ -292,13 +294,19 @@ app.command("grade")(exercises.grade)
 def main() -> None:
     """Run the command line; a UserError is printed as one sentence, with exit code 2.
 
-    So is a missing package that one of the extras in pyproject.toml installs.
+    So are a wrong option, and a missing package that one of the extras in pyproject.toml
+    installs.
     """
     after_torch.call(lambda: None)  # a command that imports torch ends sooner
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False))
     except UserError as error:
         _fail(str(error))
+    except USAGE_ERROR as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            _fail(_in_a_sentence(error))
+        error.show()
+        raise SystemExit(2) from None
     except ModuleNotFoundError as error:
         extra = _extra_with(error.name or "")
         if extra is None:
@@ -312,6 +320,18 @@ def main() -> None:
 def _fail(sentence: str) -> NoReturn:
     print(f"error: {sentence}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def _in_a_sentence(error: Any) -> str:
+    """What is wrong with an option, and what to give."""
+    flag = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
+    if flag.startswith("--") and (kind := re.search("integer|number|float", error.message)):
+        given = re.search(f"{flag}[=\0]([^\0]*)", "\0".join(sys.argv))[1]
+        what = "a whole number" if kind[0] == "integer" else "a number"
+        return f"{flag} is {given!r}: give {what}, such as 2."
+    text = error.format_message().rstrip(".")
+    hint = f": see `{error.ctx.command_path} --help`" if error.ctx else ""
+    return f"{text[0].lower()}{text[1:]}{hint}."
 
 
 def _extra_with(package: str) -> str | None:

@@ -32,7 +32,8 @@ def memory(
 
     It is a formula for the GPT of lesson 14, checked against virtual GPUs. In data parallel
     training (DDP) each GPU has all of it, and buckets as large as the gradients. With --gpus,
-    a second table has what each keeps of weights, gradients and optimizer state.
+    a second table has what each keeps of weights, gradients and optimizer state, and whether
+    its peak fits.
     """
     if gpus < 1:
         raise UserError(f"--gpus is {gpus}: give a number from 1 up.")
@@ -55,4 +56,4 @@ def memory(
     steps = [Step(size, training, find_preset(name, GPUS)) for name in names]
     print(report.text(steps))
     if gpus > 1:
-        print(report.shared(steps[0], gpus))
+        print(report.shared(steps, gpus))

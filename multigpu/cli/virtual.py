@@ -31,7 +31,11 @@ def virtual(
         ),
     ],
     gpus: Annotated[
-        int | None, typer.Option(help="Number of GPUs that a program sees.", show_default="2")
+        int | None,
+        typer.Option(
+            help="GPUs that the program sees.",
+            show_default="torchrun's ranks, at least 2, the fewest that share work",
+        ),
     ] = None,
     gpu: Annotated[
         str,
@@ -136,7 +140,7 @@ def virtual(
             f"`multigpu virtual`: to simulate GPUs nevertheless, say how many with --gpus."
         )
     options = Options(
-        gpus=Options.gpus if gpus is None else gpus,
+        gpus=max(Options.gpus, _command.ranks_of_torchrun(command)) if gpus is None else gpus,
         gpu=models,
         link=link,
         gpus_per_node=gpus_per_node,

@@ -26,7 +26,7 @@ checkpointing the whole block, of which it keeps the input: 4 sbh.
 
 from dataclasses import dataclass
 
-from multigpu.errors import UserError, did_you_mean
+from multigpu.errors import UserError, any_of, did_you_mean
 from multigpu.virtual.sim.presets import Gpu
 
 OPTIMIZERS = ("adamw", "sgd")
@@ -49,7 +49,7 @@ class Model:
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
             if number < 1:
-                raise UserError(f"{name} is {number}: give a number from 1 up.")
+                raise UserError(f"--{name} is {number}: give a number from 1 up.")
         if self.hidden % self.heads:
             raise UserError(
                 f"{self.heads} heads cannot share {self.hidden} hidden units evenly: give a "
@@ -100,7 +100,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise UserError(f"batch is {self.batch}: give a number of sequences from 1 up.")
+            raise UserError(f"--batch is {self.batch}: give a number of sequences from 1 up.")
         choices = {
             "optimizer": OPTIMIZERS,
             "precision": PRECISIONS,
@@ -110,7 +110,7 @@ class Training:
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:
-                raise UserError(f"{name} is {value!r}: give {' or '.join(known)}.")
+                raise UserError(f"--{name} is {value!r}: give {any_of(known)}.")
 
 
 def find_model(name: str) -> Model:
@@ -270,3 +270,34 @@ class Step:
         totals = {name: sum(parts.values()) for name, parts in self.moments().items()}
         name = max(totals, key=totals.__getitem__)
         return name, totals[name]
+
+    def shared_peak(self, gpus: int, stage: int) -> float:
+        """The most bytes on each of so many GPUs, with DDP (0) or a stage of ZeRO, in torch.
+
+        Stage 1 is DDP with ZeroRedundancyOptimizer. The others are fully_shard of each block
+        and of the model: 2 with reshard_after_forward=False, which keeps whole weights beside
+        a GPU's part, 3 with True. Backward of a block then has the weights of two blocks, and
+        gradients that are not divided yet.
+        """
+        model, weights = self.model, 4 * self.model.weights
+        outside = 4 * (2 * model.head + model.tokens * model.hidden)  # of the blocks
+        peak = 0.0
+        for name, parts in self.moments().items():
+            is_step = name == "optimizer's step"
+            held = sum(parts.values())
+            if stage >= 1:
+                shared = parts["optimizer"] + (parts["temporaries"] if is_step else 0)
+                held -= shared - shared / gpus
+            if stage < 2:
+                held += weights  # DDP's buckets
+            else:
+                gradients = parts.get("gradients", 0)
+                held += weights / gpus - (gradients - gradients / gpus)
+                if name.endswith("block"):
+                    held += 4 * (model.head + model.block)
+            if stage == 3:
+                held -= weights
+                if not is_step:
+                    held += outside + (8 * model.block if name.endswith("block") else 0)
+            peak = max(peak, held)
+        return peak

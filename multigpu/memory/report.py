@@ -53,30 +53,42 @@ def table(step: Step) -> str:
     return _aligned(lines)
 
 
-def shared(step: Step, gpus: int) -> str:
-    """GiB that each of so many GPUs keeps for all of the step, by what they share.
+def shared(steps: Iterable[Step], gpus: int) -> str:
+    """GiB that each of so many GPUs keeps for all of a step, and whether its peak fits.
 
     Rajbhandari et al. (2019), "ZeRO" (arXiv 1910.02054), table 1: a part that is shared is
-    divided by the number of GPUs. DDP and the three stages share 0, 1, 2 or 3 parts.
+    divided by the number of GPUs. DDP and the three stages share 0, 1, 2 or 3 parts. The steps
+    differ in the GPU alone; each has a column.
     """
+    steps = list(steps)
+    step = steps[0]
     state, gradients = step.state(), 4 * step.model.weights
     sizes = {
         "optimizer": state["optimizer"],
         "gradients": gradients,
         "weights": state["weights"],
     }
-    lines = [[f"GiB on each of {gpus} GPUs", *sizes, "together"]]
+    names = [step.gpu.name for step in steps]
+    lines = [[f"GiB on each of {gpus} GPUs", *sizes, "together", "peak", *names]]
     for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP")):
         shares = [gpus if place < stage else 1 for place in range(len(sizes))]
         held = [size / share for size, share in zip(sizes.values(), shares, strict=True)]
-        lines.append([name, *map(_gib, held), _gib(sum(held))])
-    end = step.moments()["end of forward"]
+        peaks = [one.shared_peak(gpus, stage) for one in steps]
+        rooms = [
+            one.gpu.memory - CONTEXT - peak for one, peak in zip(steps, peaks, strict=True)
+        ]
+        cells = [*map(_gib, (*held, sum(held), peaks[0])), *map(_fits, rooms)]
+        lines.append([name, *cells])
     return (
         f"{_aligned(lines)}\n"
-        f"on top: {_gib(end['activations'] + end['logits'])} of activations and logits at the "
-        f"end of forward; with ZeRO-3 also whole weights, of one block "
-        f"{_gib(4 * step.model.block)}"
+        f"peak: with activations, logits and temporaries; buckets as large as the gradients "
+        f"with DDP and ZeRO-1;\n  what fully_shard gathers with ZeRO-2 "
+        f"(reshard_after_forward=False) and ZeRO-3; CUDA's context comes on top"
     )
+
+
+def _fits(left: float) -> str:
+    return f"fits, {_gib(left)} free" if left >= 0 else f"does not fit, {_gib(-left)} missing"
 
 
 def _aligned(lines: list[list[str]]) -> str:
@@ -100,9 +112,8 @@ def verdict(step: Step) -> str:
     """Whether the step fits, how much is left or missing, and what would fit."""
     moment, peak = step.peak()
     left = room(step)
-    says = f"fits, {_gib(left)} free" if left >= 0 else f"does not fit, {_gib(-left)} missing"
     first = (
-        f"{step.gpu.name}: {says}\n  peak {_gib(peak)}, at the {moment}; the GPU has "
+        f"{step.gpu.name}: {_fits(left)}\n  peak {_gib(peak)}, at the {moment}; the GPU has "
         f"{_gib(step.gpu.memory)}, CUDA's context takes {_gib(CONTEXT)}"
     )
     return first if left >= 0 else f"{first}\n{remedy(step)}"

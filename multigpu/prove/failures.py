@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from multigpu.errors import CONNECTION_LOST, pluralize
+from multigpu.errors import CONNECTION_LOST, needs_torchrun, pluralize
 from multigpu.prove import plan
 from multigpu.prove.causes import Cause
 from multigpu.prove.compare import Comparison
 from multigpu.prove.plan import Plan
 from multigpu.prove.processes import Run, quoted
 from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord
-
-# What torchrun gives each rank, in the error of a program that was started without it.
-RANK_VARIABLES = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "variable RANK expected")
 
 
 class Unknown(Exception):
@@ -95,7 +92,7 @@ def rank_that_ended(parallel: Run, comparison: Comparison) -> Cause | None:
 def _first_to_mend(what: str, failure: "_Failure | None", planned: Plan) -> str:
     """What to do about a run that failed."""
     text = failure.text if failure else ""
-    if planned.ranks is None and any(name in text for name in RANK_VARIABLES):
+    if planned.ranks is None and needs_torchrun(text):
         return "start the program with torchrun: `torchrun --nproc-per-node=2 …`"
     return "mend that first: what it printed last stands above" + (
         _other_reference(planned) if what == "the reference" else ""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, any_of
 from multigpu.scaling import cluster
 from multigpu.scaling.compute import DTYPES, Compute
 from multigpu.scaling.laws import efficiency
@@ -120,7 +120,7 @@ def predict(
     workload = find(model)
     gpu = find_preset(gpu, GPUS)
     if precision not in DTYPES:
-        raise UserError(f"there is no precision {precision!r}: use {' or '.join(DTYPES)}.")
+        raise UserError(f"--precision is {precision!r}: give {any_of(DTYPES)}.")
     if precision == "bf16" and not gpu.bf16:
         raise UserError(f"{gpu.name} has no units for bfloat16: use --precision fp16 or fp32.")
     if not 0 <= spread < 1:

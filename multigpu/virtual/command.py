@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -124,6 +124,19 @@ def _starts_ranks(command: Sequence[str]) -> bool:
     """Whether the command is torchrun, by any of its names."""
     before_script = takewhile(lambda word: not word.endswith(".py"), command)
     return any(Path(word).name in TORCHRUN for word in before_script)
+
+
+def ranks_of_torchrun(words: Sequence[str]) -> int:
+    """The ranks that the command lets torchrun start on this machine; 0 if it says none."""
+    if not _starts_ranks(words):
+        return 0
+    flags = [*takewhile(lambda word: not word.endswith(".py"), words), ""]
+    for word, after in pairwise(flags):
+        flag, equals, value = word.partition("=")
+        count = value if equals else after
+        if flag in ("--nproc-per-node", "--nproc_per_node") and count.isdigit():
+            return int(count)
+    return 0
 
 
 def _wait(processes: list[subprocess.Popen]) -> int:

@@ -4,7 +4,10 @@ Python imports this module at its start, in every process of a run: it imports l
 """
 
 import gc
+import os
+import shlex
 import sys
+from types import TracebackType
 
 from multigpu.virtual import after_torch, packages
 
@@ -14,6 +17,7 @@ def watch() -> None:
 
     The packages that cannot run are refused before it, too: many programs import them first.
     """
+    _say_torchrun()
     if "torch" in sys.modules:
         put_on()
         return
@@ -33,6 +37,29 @@ def watch() -> None:
         sys.meta_path.remove(refused)
 
     after_torch.call(after)
+
+
+def _say_torchrun() -> None:
+    """From now on a rank's variable that is missing is explained, after the traceback."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
+        from multigpu.errors import needs_torchrun
+        from multigpu.virtual.options import from_environment
+
+        previous(kind, error, trace)
+        if "RANK" not in os.environ and needs_torchrun(f"{kind.__name__}: {error}"):
+            module = sys.modules["__main__"].__spec__  # None: a file
+            words = ["-m", module.name] if module else sys.argv[:1]
+            gpus = from_environment().gpus
+            print(
+                f"multigpu: the program needs torchrun, which sets RANK, LOCAL_RANK and "
+                f"WORLD_SIZE: `multigpu virtual --gpus {gpus} torchrun "
+                f"--nproc-per-node={gpus} {shlex.join(words + sys.argv[1:])}`.",
+                file=sys.stderr,
+            )
+
+    sys.excepthook = hook
 
 
 def _sees_gpus() -> bool:

@@ -84,6 +84,7 @@ class Report:
             *(traffic_text(self.flows()) if has_traffic else ()),
             *text_lanes(self.timeline_of_step() or self.timeline()),
             *self._list(),
+            *self._likely(),
         ]
         return "\n".join(lines)
 
@@ -305,6 +306,12 @@ class Report:
         yield "not as on a GPU:"
         for remark in self.remarks():
             yield f"- {remark}"
+
+    def _likely(self) -> Iterator[str]:
+        """Why the run stood still: the ranks say it, too, but above torchrun's traceback."""
+        still = [one.summary.standstill for one in self.records if one.summary.standstill]
+        for likely in dict.fromkeys(one["likely"] for one in still if one["likely"]):
+            yield f"likely cause of the standstill: {likely}"
 
     def _devices(self) -> Iterator[tuple[Record, Device]]:
         for record in self.records:

@@ -131,6 +131,25 @@ def test_an_environment_needs_what_the_script_imports_only(tmp_path: Path, activ
         assert code == 2 and "multigpu" in message
 
 
+@pytest.mark.parametrize(
+    ("line", "needs", "said"),
+    [
+        ("model.cuda()", "", True),
+        ("model.cuda()", "no", False),
+        ('device = "cuda" if torch.cuda.is_available() else "cpu"', "", False),
+    ],
+)
+def test_a_script_that_needs_cuda_on_the_classroom_cluster(
+    tmp_path: Path, activate, line, needs, said
+):
+    own = environment(tmp_path / "own")
+    shell = f"exec 2> notes\ncat >> mine.py <<'END'\n{line}\nEND"
+    variables = {"SLURM_CLUSTER_NAME": "multigpu-classroom", "NEEDS_CUDA": needs}
+    assert activate(shell, path=own, **variables) == (0, f"{own}/bin/python")
+    note = "If mine.py needs it, submit again with NEEDS_CUDA=yes"
+    assert (note in (tmp_path / "notes").read_text()) == said
+
+
 def test_multigpu_in_the_current_folder_does_not_count(tmp_path: Path, activate):
     """A python that finds multigpu only in the current folder finds none in a script."""
     (tmp_path / "multigpu").mkdir()

@@ -1,11 +1,12 @@
 """Lesson 14: the GPT, checkpointing by hand and torch's, and the formula of memory."""
 
 import json
+import re
 
 import pytest
 import torch
 from commands import ROOT, run
-from virtual_runs import virtual
+from virtual_runs import virtual, write
 
 import multigpu
 from multigpu.errors import UserError
@@ -108,8 +109,8 @@ def test_bad_input_is_one_sentence(make, words):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_what_each_of_several_gpus_keeps_is_zeros_table(optimizer):
     step = Step(MODELS["gpt-7b"], Training(optimizer=optimizer), A100)
-    rows = report.shared(step, 8).splitlines()[1:5]
-    found = [float(row.split()[-1]) for row in rows]
+    rows = report.shared([step], 8).splitlines()[1:5]
+    found = [float(re.split("  +", row)[-3]) for row in rows]
     state = 8 if optimizer == "adamw" else 4
     table = [8 + state, 8 + state / 8, 4 + (4 + state) / 8, (8 + state) / 8]
     assert found == pytest.approx(
@@ -117,10 +118,57 @@ def test_what_each_of_several_gpus_keeps_is_zeros_table(optimizer):
     )
 
 
+SHARED = """
+import gc, sys, torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+sys.path.insert(0, sys.argv[1])
+from PT_GPT_Memory import GPT, train_step
+
+torch.cuda.set_device(0)
+dist.init_process_group("nccl")
+for stage in range(4):
+    with torch.device("cuda:0"):
+        model = GPT(4, 1024, 16, 512, 8192, "flash", "none")
+        tokens = torch.randint(8192, (2, 513))
+    if stage < 2:
+        model = DistributedDataParallel(model, device_ids=[0])
+    else:
+        for module in (*model.blocks, model):
+            fully_shard(module, reshard_after_forward=stage == 3)
+    adamw = torch.optim.AdamW
+    weights = model.parameters()
+    steps = ZeroRedundancyOptimizer(weights, adamw) if stage == 1 else adamw(weights)
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        train_step(model, steps, tokens)
+    print("peak", torch.cuda.max_memory_allocated())
+    del model, steps, weights, tokens
+    gc.collect()
+"""
+
+
+@pytest.mark.long
+def test_the_peak_with_several_gpus_is_that_of_virtual_ones(tmp_path):
+    program = write(tmp_path, SHARED)
+    done = virtual(tmp_path, "--world", 8, "--shapes-only", program, ROOT / "scripts")
+    counted = [int(number) for number in re.findall(r"^peak (\d+)$", done.stdout, re.M)]
+    step = Step(Model(4, 1024, 16, 512, 8192), Training(2), multigpu.GPUS["V100-16GB"])
+    predicted = [step.shared_peak(8, stage) for stage in range(4)]
+    assert predicted == pytest.approx(counted, rel=0.03), done.stdout
+
+
 @pytest.mark.slow
 def test_the_command_prints_what_several_gpus_share():
-    done = run("multigpu", "memory", "--model", "1.3b", "--gpus", 4)
+    gpus = "A100-80GB,RTX4090"
+    done = run("multigpu", "memory", "--model", "1.3b", "--gpus", 4, "--gpu", gpus)
     assert done.returncode == 0 and "GiB on each of 4 GPUs" in done.stdout, done.stdout
+    (row,) = re.findall("^ZeRO-1 .*", done.stdout, re.MULTILINE)
+    fits = r"(\d+\.\d)  fits, (\d+\.\d) free  +(?:fits, \S+ free|does not fit, \S+ missing)$"
+    peak, free = re.search(fits, row).groups()
+    assert float(peak) + float(free) == pytest.approx(80 - 527 / 1024, abs=0.11)
     done = run("multigpu", "memory", "--model", "1.3b", "--gpus", 0)
     assert done.returncode == 2 and "give a number from 1 up" in done.stdout
 

@@ -15,6 +15,28 @@ def test_version():
     assert done.stdout.strip() == multigpu.__version__
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("virtual --gpus two a.py", "--gpus is 'two': give a whole number, such as 2."),
+        ("prove --gpus=two a.py", "--gpus is 'two': give a whole number, such as 2."),
+        ("virtual --timeout long a.py", "--timeout is 'long': give a number, such as 2."),
+        (
+            "memory --precision fp16 --model 7b",
+            "--precision is 'fp16': give fp32 or bf16-mixed.",
+        ),
+        ("memory --gpus", "option '--gpus' requires an argument."),
+        ("virtual", "missing argument 'COMMAND...': see `multigpu virtual --help`."),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(monkeypatch, capsys, line, sentence):
+    monkeypatch.setattr(sys, "argv", ["multigpu", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [f"error: {sentence}"]
+
+
 def test_a_missing_package_of_an_extra_is_one_sentence(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "nbformat", None)
     monkeypatch.setattr(

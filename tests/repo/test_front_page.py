@@ -119,6 +119,15 @@ def test_the_cpu_build_comes_from_its_index(by, index, tmp_path):
     assert done.returncode == 0, done.stdout
     assert "CPU build" in done.stdout and index in done.stdout
     assert "torch==2.13.0+cpu" in installed(venv)
+    if by == "TORCH=cpu":  # without an answer it says what to do, and does not try again
+        (venv / "installed").unlink()
+        (tmp_path / "pip.conf").write_text("[global]\nindex-url = http://mine\n")
+        arguments[-1] = "TORCH_CPU_INDEX=http://127.0.0.1:9/none"
+        done = make(*arguments, PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+        assert done.returncode != 0 and "Retrying" not in done.stdout
+        (sentence,) = (one for one in done.stdout.splitlines() if one.startswith("error: "))
+        assert "http://127.0.0.1:9/none, which has" in sentence
+        assert "PIP_EXTRA_INDEX_URL" in sentence and "index-url='http://mine'" in sentence
 
 
 @pytest.mark.long

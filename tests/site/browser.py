@@ -9,7 +9,7 @@ import shutil
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urldefrag
+from urllib.parse import quote, unquote, urldefrag
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
@@ -42,6 +42,16 @@ WORDS = {
     "fp16": "11 · Precision",
     "Horovod": "10 · Every strategy",
     "hangs": "18 · Hanging, slow, wrong",
+}
+
+
+# An error, as a learner pastes it, and words of the first result.
+MESSAGES = {
+    "KeyError: 'LOCAL_RANK'": "started without torchrun",
+    "AssertionError: Torch not compiled with CUDA enabled": "multigpu virtual",
+    "RuntimeError: Expected all tensors to be on the same device, but found at least two "
+    "devices, cuda:0 and cpu!": ".to() is missing",
+    "out of memory": "CUDA out of memory",
 }
 
 
@@ -150,6 +160,34 @@ def test_search_finds(browser, address, words):
     page.wait_for_selector("#search-results .search-summary:has-text('found')")
     titles = page.locator("#search-results li > a").all_inner_texts()
     assert any(WORDS[words] in title for title in titles), titles
+    assert not wrong
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_an_error_message_finds_what_to_do_first(browser, address, message):
+    page, wrong = open_pages(browser, address, viewport=DESKTOP)
+    page.goto(f"{address}search.html?q={quote(message)}")
+    page.wait_for_selector("#search-results .search-summary:has-text('found')")
+    first = page.locator("#search-results li").first
+    assert MESSAGES[message] in first.inner_text()
+    path, anchor = urldefrag(first.locator("a").get_attribute("href"))
+    assert anchor in Links(SITE / path).names
+    titles = page.locator("#search-results li > a").all_inner_texts()
+    assert len(set(titles)) == len(titles) and not wrong
+
+
+def test_without_a_server_the_results_have_excerpts(browser):
+    """And a lesson's page and its notebook have titles of their own."""
+    page, wrong = open_pages(browser, "file://", viewport=DESKTOP)
+    page.goto(f"file://{SITE}/search.html?q=accumulation")
+    page.wait_for_selector("#search-results .search-summary:has-text('found')")
+    page.wait_for_function(
+        "[...document.querySelectorAll('#search-results li')].every("
+        "one => one.querySelector('.context')?.textContent.length > 100)"
+    )
+    titles = page.locator("#search-results li > a").all_inner_texts()
+    assert len(set(titles)) == len(titles) > 5
+    assert any(title.endswith("(notebook PT_CNN_MultiGPU)") for title in titles)
     assert not wrong
 
 

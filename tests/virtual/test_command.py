@@ -74,12 +74,23 @@ def test_the_exit_code_is_the_programs(tmp_path, end, code):
     assert ("without Python's end" in done.stdout) == (code != 7)
 
 
-def test_a_programs_own_traceback_is_unchanged(tmp_path):
-    script = write(tmp_path, "def f():\n    return 1 / 0\nf()\n")
-    done = virtual(tmp_path, "python", script, "--flag")
-    plain = run_script(script, "--flag", cwd=tmp_path)
-    assert "ZeroDivisionError" in plain.stdout
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import os; os.environ['LOCAL_RANK']", "KeyError: 'LOCAL_RANK'"),
+        ("import torch; torch.distributed.init_process_group('gloo')", "RANK expected"),
+    ],
+)
+def test_a_programs_own_traceback_is_unchanged(tmp_path, line, error):
+    """After it stands what to do, if the program needs torchrun."""
+    script = write(tmp_path, f"def f():\n    {line}\nf()\n")
+    done = virtual(tmp_path, "python", script, "--flag", "a b")
+    plain = run_script(script, "--flag", "a b", cwd=tmp_path)
+    assert error in plain.stdout
     assert done.stdout.startswith(plain.stdout) and done.returncode == plain.returncode == 1
+    command = "`multigpu virtual --gpus 2 torchrun --nproc-per-node=2 program.py --flag 'a b'`"
+    assert (command in done.stdout.removeprefix(plain.stdout)) == ("RANK" in error)
 
 
 def test_standard_input_is_the_programs(tmp_path):
@@ -129,6 +140,10 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
     assert line(["-", "1"]) == [sys.executable, "-", "1"]
     assert line(["./tool", "1"]) == ["./tool", "1"]
     assert line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    ranks = command.ranks_of_torchrun
+    assert ranks(["torchrun", "--nproc-per-node=4", "p.py", "--nproc-per-node=8"]) == 4
+    assert ranks(["python", "-m", "torch.distributed.run", "--nproc_per_node", "3"]) == 3
+    assert ranks(["torchrun", "--nproc-per-node=gpu", "p.py"]) == ranks(["p.py"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,16 @@ def rows(folder):
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("", 0), ("if rank: os.kill(os.getpid(), signal.SIGKILL)", 1)]
+    ("ranks", "end", "code"),
+    [(3, "", 0), (2, "if rank: os.kill(os.getpid(), signal.SIGKILL)", 1)],
 )
-def test_torchrun(tmp_path, end, code):
+def test_torchrun(tmp_path, ranks, end, code):
+    """Each rank has a GPU, also without --gpus."""
     script = write(tmp_path, RANK + end)
-    done = virtual(tmp_path, "--json", "n.json", *LOCAL, "--nproc-per-node=2", script)
+    done = virtual(tmp_path, "--json", "n.json", *LOCAL, f"--nproc-per-node={ranks}", script)
     assert done.returncode == code, done.stdout
-    assert rows(tmp_path) == {(0, "cuda:0"): 8, (1, "cuda:1"): 16}
+    found = {(rank, f"cuda:{rank}"): 8 * (rank + 1) for rank in range(ranks)}
+    assert rows(tmp_path) == found
     assert "rank 1, cuda:1" in done.stdout
     assert ("rank 1 ended without Python's end" in done.stdout) == bool(end)
 
