@@ -23,14 +23,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from multigpu.errors import UserError
-from multigpu.prove.record import Part, RankRecord, Step
+from multigpu.prove.record import COARSE, Part, RankRecord, Step
 
 FACTOR = 10.0
 # Sums of sketches are computed in float32, those of float64 in float64.
 EPS = 2.0**-23
 # If gradients travel between ranks in 16 bit, each rank's is rounded, and their sum.
 TRAVEL = 4.0
-COARSE = 2.0**-20
 # Optimizers whose update is proportional to the gradient.
 PROPORTIONAL = ("SGD",)
 # Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is

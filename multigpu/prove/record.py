@@ -21,6 +21,8 @@ WHERE_SUFFIX = ".waits"
 DONE_PREFIX = "done-"
 ENDED_PREFIX = "ended-"
 FAILED_PREFIX = "failed-"
+# Types whose eps is larger have 16 bit or fewer.
+COARSE = 2.0**-20
 # In Step.gathered: calls in the forward of an autograd.Function.
 IN_FUNCTION = "in a Function"
 

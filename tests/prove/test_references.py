@@ -56,6 +56,46 @@ sampler = DistributedSampler(x, num_replicas=dp_size, rank=dp_rank)
 loader = DataLoader(x, batch_size=4, sampler=sampler)
 """
 
+# Batches are read under no_grad, and positions go into the model, one row for all rows.
+POSITIONS = """
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 16), nn.Embedding(16, 16)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, ids, places):
+        return self.head(torch.tanh(self.words(ids) + self.places(places)))
+
+
+model = nn.parallel.DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randint(0, 50, (int(sys.argv[1]), 16))
+loader = DataLoader(x, batch_size=2, sampler=DistributedSampler(x, drop_last=True))
+for epoch in range(2):
+    loader.sampler.set_epoch(epoch)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        with torch.no_grad():
+            ids = next(batches)
+        logits = model(ids, torch.arange(16).unsqueeze(0))
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()).backward()
+        optimizer.step()
+"""
+
 # The rate grows with the rows that a step of all ranks reads, or with the ranks alone.
 SCALED = (wrong_cases.PROGRAMS / "ddp.py").read_text()
 for old, new in (
@@ -78,6 +118,33 @@ def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str
     assert ("--batch-size 32" in "".join(proof.notes)) and (kind is None) == (
         "learning rate depends on" in "".join(proof.notes)
     ), str(proof)
+
+
+@pytest.mark.slow
+def test_weights_in_16_bit_round_otherwise(proved: Callable) -> None:
+    """Their reference's second run differs from the first, though DTensors are not split."""
+    text = (Path(right_cases.__file__).parent / "right" / "two_d.py").read_text()
+    assert text.count(".to(kind)") == 2
+    proof = proved(text.replace(".to(kind)", ".to(kind, torch.bfloat16)"), steps=2)
+    assert proof.verdict == "holds", str(proof)
+    for step in proof.comparison.steps:
+        band, reference = step.band[0], step.reference[0]
+        assert np.linalg.norm(band.after - reference.after) > 0
+        assert np.linalg.norm(band.gradients - reference.gradients) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("18", "equal 1 rank in 10 steps"),  # the last batch of a rank has one row
+        ("19", "the ranks read 2 rows, and one GPU 3: DistributedSampler(drop_last=True)"),
+        ("17", "the ranks are in epoch 2, and one GPU reads 1 row of epoch 1"),
+    ],
+)
+def test_the_end_of_an_epoch(proved: Callable, rows: str, said: str) -> None:
+    proof = proved(POSITIONS, rows)
+    assert said in proof.line, str(proof)
 
 
 @pytest.mark.slow

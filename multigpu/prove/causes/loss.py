@@ -5,7 +5,7 @@ import numpy as np
 from multigpu.prove.causes.factor import gathered_cause
 from multigpu.prove.causes.rows import data_parallel_rows
 from multigpu.prove.causes.scene import Cause, Scene, ratio_text, size_of, worst
-from multigpu.prove.compare import rows_of
+from multigpu.prove.compare import FACTOR, rows_of
 from multigpu.prove.record import IN_FUNCTION, Step
 
 # The most that a rank's own tokens can count in a mean over all, if 1 is an equal share.
@@ -140,9 +140,10 @@ def own_mean(scene: Scene) -> Cause | None:
             "takes the mean over its own, and the mean over ranks weighs them alike",
             "give all ranks as many rows, or weigh each rank's loss by its number of rows",
         )
-    if abs(sum(losses) / len(losses) - one) <= 1e-5 * abs(one) and not scene.one.losses[1:]:
+    slack = _slack(scene, one)
+    if abs(sum(losses) / len(losses) - one) <= slack and not scene.one.losses[1:]:
         return None
-    if not scene.one.losses[1:] and not _is_weighted_mean(one, losses):
+    if not scene.one.losses[1:] and not _is_weighted_mean(one, losses, slack):
         return _other_loss(scene, losses, one)
     return scene.cause(
         "own_mean",
@@ -156,12 +157,19 @@ def own_mean(scene: Scene) -> Cause | None:
     )
 
 
-def _is_weighted_mean(one: float, losses: list[float]) -> bool:
-    """Whether a loss is a mean of the ranks' losses, none of which has a weight above
-    MOST_WEIGHT / ranks.
+def _slack(scene: Scene, one: float) -> float:
+    """How far rounding can move the reference's loss."""
+    own = sum(scene.one.losses)
+    moved = [abs(sum(step.losses) - own) for step in scene.step.band if step.losses]
+    return max([1e-5 * abs(one), *(FACTOR * distance for distance in moved)])
+
+
+def _is_weighted_mean(one: float, losses: list[float], slack: float) -> bool:
+    """Whether a loss is a mean of the ranks' losses, up to `slack`.
+
+    None of them has a weight above MOST_WEIGHT / ranks.
     """
     most = min(1.0, MOST_WEIGHT / len(losses))
-    slack = 1e-5 * abs(one)
     bounds = []
     for ordered in (sorted(losses), sorted(losses, reverse=True)):
         left, total = 1.0, 0.0

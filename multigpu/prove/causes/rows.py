@@ -72,6 +72,16 @@ def wrong_rows(scene: Scene) -> Cause | None:
         )
     if not both and _order_of_last_epoch(scene):
         return _same_order(scene)
+    epoch = scene.step.parallel[0].epoch
+    if loader and loader.sampler == "DistributedSampler" and 0 < scene.one.epoch < epoch:
+        return scene.cause(
+            "rows_dropped",
+            f"in step {scene.number} the ranks are in epoch {epoch}, and one GPU reads "
+            f"{pluralize(len(one), 'row')} of epoch {scene.one.epoch}: the ranks leave out "
+            "rows at the end of an epoch (drop_last=True of DistributedSampler or of the "
+            "DataLoader)",
+            "use a data set that the number of ranks divides, or accept it",
+        )
     foreign = more - repeated
     if foreign > 0.25 * len(together):
         return _other_rows(scene, every, loader)

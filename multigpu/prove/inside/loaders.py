@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, dataloader
 
 from multigpu.prove.inside.replacing import replace
@@ -115,9 +114,8 @@ def wrap_loaders(recorder: Any, times: int, order: Order | None) -> None:
         def __next__(self: Any) -> Any:
             batch = original(self)
             loader = getattr(self, "_prove_reading", None)
-            if loader is not None and torch.is_grad_enabled():
-                loader.given += 1
-                recorder.loader = loader
+            if loader is not None:
+                recorder.read(loader)
             return batch
 
         return __next__

@@ -28,7 +28,7 @@ from multigpu.prove.inside.loaders import Reading, wrap_loaders
 from multigpu.prove.inside.optimizers import TrackedOptimizer, options_of, parameters_of
 from multigpu.prove.inside.parts import clean, of_dtensor, partial_ranks, placed_otherwise
 from multigpu.prove.inside.rows import needs_grad, outputs_of, rows_of, width_of
-from multigpu.prove.record import SUFFIX, Head, Step, append
+from multigpu.prove.record import COARSE, SUFFIX, Head, Step, append
 from multigpu.prove.settings import (
     DEFAULT_STEPS,
     LONGEST_EPOCH,
@@ -69,7 +69,9 @@ class Recorder:
         self.reseeded = False
         self.loss_scale = 1.0
         self.attempts = 0
+        # The loader that training reads, and the last one that was read under torch.no_grad.
         self.loader: Reading | None = None
+        self.without_grad_read: Reading | None = None
         self.epoch_began: int | None = None
         self.pending = _empty_step()
         # As Step.gathered, since the last backward: what goes into no loss does not count.
@@ -160,20 +162,22 @@ class Recorder:
                 step.gradients[place] = tracked.sketch(gradient) / scale
 
     def _round_gradients(self, known: TrackedOptimizer) -> None:
-        """In a run that rounds otherwise: round as gradients are that travel in 16 bit."""
+        """In a run that rounds otherwise: round once more what is in 16 bit, or travels so."""
         modules = [module for outer in self.modules for module in outer.modules()]
-        coarse = facts.coarse(self.ddps, modules)
-        if not coarse:
-            return
+        travel = facts.coarse(self.ddps, modules)
         generator = torch.Generator("cpu").manual_seed(
             SEED * self.settings.disturb + known.steps
         )
         with torch.no_grad():
             for tracked in known.tracked:
-                if tracked.parameter.grad is not None:
+                own = tracked.part.eps
+                coarse = max(travel, own if own > COARSE else 0.0)
+                if coarse and tracked.parameter.grad is not None:
                     gradient = bare(tracked.parameter.grad)
                     noise = torch.rand(gradient.shape, generator=generator, device="cpu") - 0.5
-                    gradient.mul_(1 + noise.to(gradient) * coarse)
+                    # In 16 bit itself, 1 + noise would be 1 or have a bias.
+                    factor = 1 + noise.to(gradient.device) * coarse
+                    gradient.copy_(gradient * factor)
 
     def after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         """The hook after a step: complete the record, and end the program after the last."""
@@ -268,6 +272,8 @@ class Recorder:
             before = facts.random_states()
             result = call(module, *args, **kwargs)
             if rows is not None:
+                if self.without_grad_read is not None:
+                    self._trains(self.without_grad_read)
                 self.pending.rows.append(rows)
                 self.pending.widths.add(width_of(args, kwargs))
                 self.pending.outputs.append(outputs_of(result, len(rows)))
@@ -280,6 +286,17 @@ class Recorder:
             return result
         finally:
             self.busy = False
+
+    def read(self, loader: Reading) -> None:
+        """A loader gives a batch: to train, unless a forward without gradients follows."""
+        if torch.is_grad_enabled():
+            self._trains(loader)
+        else:
+            self.without_grad_read = loader
+
+    def _trains(self, loader: Reading) -> None:
+        loader.given += 1
+        self.loader, self.without_grad_read = loader, None
 
     def forward_without_grad(
         self, call: Callable, module: nn.Module, args: tuple, kwargs: dict

@@ -6,6 +6,9 @@ one unit in the last place of its weights:
 - each weight begins one unit in the last place higher or lower;
 - each layer with weights computes its batch in parts, so that the gradients of its weights are
   sums of parts, each of which is rounded. So does a batch that is divided over ranks.
+
+Of weights in 16 bit, a unit in the last place is no small change: their gradients are rounded
+once more before each step (recorder.py).
 """
 
 import functools
@@ -18,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from multigpu.prove.inside.host import bare
+from multigpu.prove.record import COARSE
 from multigpu.prove.settings import SEED, Settings
 
 # Functions of (batch, weight, …) that treat each row of a batch by itself.
@@ -46,8 +50,6 @@ ROWWISE = (
     (torch, "addmm", 1),
 )
 PRODUCTS = ("matmul", "mm", "__matmul__", "addmm")
-# A unit in the last place of a coarser type is no small change: there, only the parts count.
-COARSE = 2**-20
 
 
 def start(settings: Settings) -> None:
@@ -143,6 +145,7 @@ def _add_units(
         return
     eps = torch.finfo(parameter.dtype).eps
     if eps > COARSE:
+        # A unit in the last place is no small change: the recorder rounds gradients instead.
         return
     target = bare(parameter)
     signs = torch.randint(2, target.shape, generator=generator, device="cpu") * 2 - 1

@@ -19,8 +19,8 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
 
     The batch are the tensors with as many rows as the largest one. The number is the product
     of the row with fixed random numbers: equal rows have equal numbers, whatever zeros follow.
-    What an attention_mask hides counts as zero. None if no argument is a tensor with rows, or
-    if another module has computed one.
+    What an attention_mask hides counts as zero, and positions 0, 1, 2, … are no data. None if
+    no argument is a tensor with rows, or if another module has computed one.
     """
     tensors = [
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
@@ -32,6 +32,8 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     batch = [tensor for tensor in tensors if tensor.shape[0] == count]
     # Tensors without numbers, of torch.func, or of other layouts have none.
     with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+        # One row of positions for all rows would count in a batch of one row alone.
+        batch = [tensor for tensor in batch if not _are_positions(tensor)] or batch
         if mask is not None:
             batch = [
                 tensor * mask if tensor.shape == mask.shape else tensor for tensor in batch
@@ -62,6 +64,14 @@ def _masks(value: Any) -> Iterator[torch.Tensor]:
     entries = value.values() if isinstance(value, Mapping) else value
     for entry in entries if isinstance(value, Mapping | list | tuple) else ():
         yield from _masks(entry)
+
+
+def _are_positions(tensor: torch.Tensor) -> bool:
+    """Whether each row of a tensor of integers, (rows, length), is 0, 1, 2, …"""
+    if tensor.dim() != 2 or tensor.is_floating_point() or tensor.shape[1] < 2:
+        return False
+    values = numbers(tensor)
+    return bool((values == torch.arange(values.shape[1], device="cpu")).all())
 
 
 def outputs_of(result: Any, count: int) -> np.ndarray:
