@@ -138,9 +138,8 @@ def finish(app, error: Exception | None) -> None:
             page: " ".join(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
             for page, text in texts.items()
         }
-        for name, value in (
-            ("numbers", numbers()), ("troubles", troubles()), ("texts", texts)
-        ):  # fmt: skip
+        values = {"numbers": numbers(), "troubles": troubles(), "texts": texts}
+        for name, value in values.items():
             text = f"const {name.upper()} = {json.dumps(value)};\n"
             Path(app.outdir, "_static", f"{name}.js").write_text(text)
         there = '<meta http-equiv="refresh" content="0; url=README.html">'
