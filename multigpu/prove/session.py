@@ -43,7 +43,14 @@ NUMERIC = (
     "factor",
 )
 # The causes that a reference with a larger batch or in another order can answer.
-OTHER_ROWS = ("fewer_rows", "other_rows", "rows_missing", "rows_repeated", "padding")
+OTHER_ROWS = (
+    "fewer_rows",
+    "other_rows",
+    "own_data_sets",
+    "rows_missing",
+    "rows_repeated",
+    "padding",
+)
 # The causes that a reference can answer whose own flag says that its batch is larger.
 RATES = ("learning_rate", "scheduler")
 # The units in the last place by which these runs disturb the weights, two runs at a time.
@@ -101,7 +108,10 @@ def run(
         except Unknown as unknown:
             return session.unknown(unknown.cause, tail=unknown.tail)
         except Unmatched as error:
-            remedy = "give the command of the same model with --reference"
+            remedy = (
+                "give the command of the same model with --reference; if stages of a pipeline "
+                "are sharded, give their layers names of their own (layers.0, layers.1)"
+            )
             return session.unknown(
                 Cause("unmatched", str(error).rstrip("."), remedy, 1, unknown=True)
             )

@@ -56,6 +56,39 @@ sampler = DistributedSampler(x, num_replicas=dp_size, rank=dp_rank)
 loader = DataLoader(x, batch_size=4, sampler=sampler)
 """
 
+# Pipelines of two stages share the data.
+PIPELINES = """
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+pipelines = int(os.environ["WORLD_SIZE"]) // 2
+mesh = init_device_mesh("cpu", (pipelines, 2), mesh_dim_names=("dp", "pp"))
+dp, place = mesh["dp"].size(), mesh["pp"].get_local_rank()
+torch.manual_seed(0)
+stages = [nn.Sequential(nn.Linear(10, 24), nn.Tanh()), nn.Sequential(nn.Linear(24, 3))]
+module = stages[place]
+stage = PipelineStage(module, place, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+schedule = ScheduleGPipe(stage, 2, loss_fn=F.cross_entropy)
+data = TensorDataset(torch.randn(48, 10), torch.randint(0, 3, (48,)))
+sampler = DistributedSampler(data, num_replicas=dp, rank=mesh["dp"].get_local_rank())
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+for x, y in DataLoader(data, batch_size=8, sampler=sampler):
+    optimizer.zero_grad()
+    schedule.step(x) if place == 0 else schedule.step(target=y)
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad, group=mesh["dp"].get_group())
+        parameter.grad /= dp
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
 # Batches are read under no_grad, and positions go into the model, one row for all rows.
 POSITIONS = """
 import sys
@@ -118,6 +151,29 @@ def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str
     assert ("--batch-size 32" in "".join(proof.notes)) and (kind is None) == (
         "learning rate depends on" in "".join(proof.notes)
     ), str(proof)
+
+
+@pytest.mark.slow
+def test_pipelines_that_each_read_a_batch(proved: Callable) -> None:
+    """Two pipelines of two stages, against one, whose first step reads a micro-batch twice."""
+    proof = proved(PIPELINES, ranks=4, against=2)
+    assert proof.verdict == "holds" and "multiplied by 2" in "".join(proof.notes), str(proof)
+
+
+@pytest.mark.slow
+def test_hybrid_shards_that_each_read_a_batch(proved: Callable) -> None:
+    """A mesh of 2 × 2 ranks, each with rows of its own: four parts of a batch."""
+    text = (Path(right_cases.__file__).parent / "right" / "fsdp2.py").read_text()
+    loader = LOADER.replace("num_replicas=dp_size, rank=dp_rank", "shuffle=False")
+    for old, new in (
+        ("rows = torch.randn(6, args.accumulate, 16, 8)\n", loader.replace("32, 24", "96, 8")),
+        ("for step in range(6):\n", "for step, rows in enumerate(loader):\n"),
+        ("rows[step, i][rank::world].to(kind)", "rows.to(kind)"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    proof = proved(text, "--hybrid", ranks=4)
+    assert proof.verdict == "holds" and "multiplied by 4" in "".join(proof.notes), str(proof)
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ def wrong_rows(scene: Scene) -> Cause | None:
             )
         return _same_rows(scene, every)
     # A pipeline's first step reads a micro-batch twice, to learn the shapes between stages.
-    if not missing and (not more or scene.staged):
+    twice = scene.staged and _distinct(together) == _distinct(one)
+    if not missing and (not more or twice):
         return None
     left_out = _step_left_out(scene)
     if left_out:

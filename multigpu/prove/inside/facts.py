@@ -47,23 +47,24 @@ def coarse(ddps: Any, modules: list[nn.Module]) -> float:
 
 def peers(ddps: Any, modules: list[nn.Module]) -> tuple[int, ...] | None:
     """The ranks that share this rank's data-parallel work: DDP's groups, FSDP's meshes."""
-    groups = [ddp.process_group for ddp in ddps]
+    pairs = [(ddp.process_group, None) for ddp in ddps]
     for module in modules:
         if hasattr(module, "_get_fsdp_state"):
             group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
             mesh = getattr(group, "mesh_info", None)
-            groups += [
-                getattr(mesh, name)
-                for name in ("shard_process_group", "replicate_process_group")
-                if getattr(mesh, name, None) is not None
-            ]
+            names = "shard_process_group", "replicate_process_group"
+            pairs.append(tuple(getattr(mesh, name, None) for name in names))
         elif type(module).__name__ == "FullyShardedDataParallel":
-            groups.append(module.process_group)
-    if not groups:
-        return None
-    dist = torch.distributed
-    ranks = {rank for group in groups for rank in dist.get_process_group_ranks(group)}
-    return tuple(sorted(ranks))
+            pairs.append((module.process_group, getattr(module, "_inter_node_pg", None)))
+    dist, ranks = torch.distributed, set[int]()
+    for pair in pairs:
+        one, other = (
+            dist.get_process_group_ranks(group) if group is not None else [dist.get_rank()]
+            for group in pair
+        )
+        # Hybrid shards: the groups are a row and a column of a mesh of ranks.
+        ranks |= {row + column - dist.get_rank() for row in one for column in other}
+    return tuple(sorted(ranks)) if pairs else None
 
 
 def gpus() -> int:
