@@ -36,17 +36,25 @@ def clean_environment(**more: object) -> dict[str, str]:
 def run(
     *command: object, cwd: Path | None = None, timeout: float = 240, **environment: object
 ) -> subprocess.CompletedProcess:
-    """Run a command to its end, at most `timeout` s; .stdout has stdout and stderr."""
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        timeout=timeout,
-        env=clean_environment(**environment),
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    """Run a command to its end, at most `timeout` s; .stdout has stdout and stderr.
+
+    Its forks of the warm process print where they are when three quarters of that are over.
+    """
+    environment[warm.WHERE_AFTER] = 0.75 * timeout
+    try:
+        return subprocess.run(
+            [str(part) for part in command],
+            cwd=cwd,
+            timeout=timeout,
+            env=clean_environment(**environment),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = (error.stdout or b"").decode(errors="replace")
+        raise AssertionError(f"still running after {timeout:g} s:\n{printed}") from None
 
 
 def run_script(

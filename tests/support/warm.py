@@ -12,6 +12,7 @@ REAL_START=1 the command is Python itself, for all tests: `make test-real`.
 """
 
 import atexit
+import faulthandler
 import fcntl
 import gc
 import importlib.machinery
@@ -53,6 +54,8 @@ TORCH = (
     "multigpu.proof",
     "multigpu.checkpoint",
 )
+# In a program's environment: the seconds after which it prints the stacks of its threads.
+WHERE_AFTER = "WARM_WHERE_AFTER"
 INTERRUPTED = object()  # the end of a program by Ctrl-C, beside exit codes
 TENSORFLOW = ("multigpu.tf_common", "keras")
 SUPPORT = Path(__file__).parent
@@ -239,6 +242,8 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.environ.clear()
     os.environ.update(request["environment"])
+    if WHERE_AFTER in os.environ:
+        faulthandler.dump_traceback_later(float(os.environ[WHERE_AFTER]), file=sys.stderr)
     if torch := sys.modules.get("torch"):
         torch.distributed.set_debug_level_from_env()  # torch reads it when it is imported
     os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
