@@ -17,6 +17,20 @@ PIPE_CLOSED = 128 + signal.SIGPIPE
 USER_ERROR = 2
 
 
+# Exceptions that ended this process's program.
+_kept: list[BaseException] = []
+
+
+def keep(error: BaseException) -> None:
+    """Keep an exception until the process ends.
+
+    Its traceback holds the frames that hold the process group. Python would free it at the end
+    of `except`, and wait for gloo's threads with the GIL, which the threads can need: the
+    process would not end (pytorch/pytorch#190489).
+    """
+    _kept.append(error)
+
+
 def exit_code(main: Callable[..., None], args: object) -> int:
     """Call `main(args)`; return 0, or 2 after a UserError, or 141 after a closed pipe.
 
@@ -28,6 +42,7 @@ def exit_code(main: Callable[..., None], args: object) -> int:
         with keep_groups_alive():
             main(args)
     except UserError as error:
+        keep(error)
         return report_exit_code(error)
     except ProcessRaisedException as failure:
         # The script called mp.spawn itself, so the rank's exception arrives as text.

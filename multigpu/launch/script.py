@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from multigpu.errors import UserError
 from multigpu.files import set_aside_results
-from multigpu.launch.exit import exit_code, exit_process, report_exit_code
+from multigpu.launch.exit import exit_code, exit_process, keep, report_exit_code
 from multigpu.launch.spawning import hide_spawn_warnings, outer_world
 from multigpu.launch.world import World, is_rank_zero
 
@@ -26,13 +26,18 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
         if new_run and is_rank_zero():
             set_aside_results(args.out)
         code = record(exit_code)(main, args)
-    except UserError as error:
-        code = report_exit_code(error)
-    except KeyboardInterrupt:
-        code = 130
-    except SystemExit as done:
-        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except (UserError, KeyboardInterrupt, SystemExit) as error:
+        keep(error)
+        code = _code_of(error)
     exit_process(code)
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, UserError):
+        return report_exit_code(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def single_process_world(stem: str) -> World:

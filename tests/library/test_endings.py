@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch.distributed as dist
-from commands import ROOT, run
+from commands import ROOT, run, run_script
 
 from multigpu.launch.exit import keep_groups_alive
 
@@ -76,3 +76,25 @@ def test_a_destroyed_group_is_kept_until_the_run_has_ended(no_process_group):
         assert group() is not None
     gc.collect()
     assert group() is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("UserError('lost')", 2), ("SystemExit(3)", 3), ("KeyboardInterrupt", 130)],
+)
+def test_what_a_failed_main_holds_is_not_freed(tmp_path, ending, code):
+    """A process group that is freed would wait for gloo's threads."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import argparse\n"
+        "from multigpu.errors import UserError\n"
+        "from multigpu.launch.script import start\n"
+        "class Group:\n"
+        "    def __del__(self): print('freed', flush=True)\n"
+        "def main(args):\n"
+        "    group = Group()\n"
+        f"    raise {ending}\n"
+        "start(main, argparse.Namespace())\n"
+    )
+    done = run_script(path)
+    assert done.returncode == code and "freed" not in done.stdout, done.stdout
