@@ -74,7 +74,13 @@ def wrong_rows(scene: Scene) -> Cause | None:
     if not both and _order_of_last_epoch(scene):
         return _same_order(scene)
     epoch = scene.step.parallel[0].epoch
-    if loader and loader.sampler == "DistributedSampler" and 0 < scene.one.epoch < epoch:
+    if (
+        loader
+        and own
+        and loader.sampler == "DistributedSampler"
+        and _less(loader.batches, own.batches)
+        and 0 < scene.one.epoch < epoch
+    ):
         return scene.cause(
             "rows_dropped",
             f"in step {scene.number} the ranks are in epoch {epoch}, and one GPU reads "

@@ -175,7 +175,7 @@ class Recorder:
                 if coarse and tracked.parameter.grad is not None:
                     gradient = bare(tracked.parameter.grad)
                     noise = torch.rand(gradient.shape, generator=generator, device="cpu") - 0.5
-                    # In 16 bit itself, 1 + noise would be 1 or have a bias.
+                    # In float32: 1 + noise in 16 bit would be 1, or have a bias.
                     factor = 1 + noise.to(gradient.device) * coarse
                     gradient.copy_(gradient * factor)
 
