@@ -77,7 +77,6 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
     def place(machine: Machine, index: int) -> tuple[int, int]:
         """The machine of a GPU of this process, and the GPU's number in all machines."""
-        options = from_environment()
         number, count = index, len(machine.meters)
         if options is not None:
             number, count = visible_gpus(options.gpus)[index], options.gpus

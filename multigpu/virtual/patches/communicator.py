@@ -13,6 +13,7 @@ A communicator has the same rules as NCCL's, so that what stands still there sta
 gloo moves the numbers, once the ranks have exchanged what they are about to do.
 """
 
+import functools
 import threading
 import time
 import zlib
@@ -38,6 +39,8 @@ ANOTHER_GPU = (
     "a rank, not all, uses another GPU than in the group's collectives before: call "
     "torch.cuda.set_device(local_rank) before the first one"
 )
+# The numbers by which the ranks of a collective know that they call the same.
+LABEL = 5
 # Seconds after which a host that waits tells the other ranks so.
 PATIENCE = 0.2
 
@@ -215,21 +218,27 @@ class Communicator:
         # The unfinished kernels; the first one runs.
         self.kernels: deque[Kernel] = deque()
         self._queue: SimpleQueue[Kernel | None] = SimpleQueue()
+        self._launching = threading.Lock()
         self._thread: threading.Thread | None = None
         self._devices: set[int] = set()
         self._is_aborted = False
 
     def launch(
-        self, run: Callable[[Kernel], None], *calls: Call, entry: Entry | None = None
+        self,
+        run: Callable[[Kernel], None],
+        *calls: Call,
+        entry: Entry | None = None,
+        begin: Callable[[], Any] | None = None,
     ) -> Kernel:
         """Launch a kernel; `run` moves its numbers, in this communicator's thread.
 
-        `entry` is the kernel's in the flight recorder.
+        entry  the kernel's in the flight recorder
+        begin  starts what `run` waits for first; is called if no kernel is before this one
         """
         if self._is_aborted:
             raise self.group.aborted_error()
         self.connect(calls)
-        kernel = self._launch(run, calls)
+        kernel = self._launch(run, calls, begin)
         if entry is not None:
             entry.kernel = kernel
         return kernel
@@ -253,10 +262,21 @@ class Communicator:
             self._devices.remove(device)
             raise
 
-    def _launch(self, run: Callable[[Kernel], None], calls: Sequence[Call]) -> Kernel:
+    def _launch(
+        self,
+        run: Callable[[Kernel], None],
+        calls: Sequence[Call],
+        begin: Callable[[], Any] | None = None,
+    ) -> Kernel:
         kernel = Kernel(run, calls, self)
-        self.kernels.append(kernel)
-        self._queue.put(kernel)
+        # gloo pairs the works of the ranks in the order of their starts, so two threads of
+        # the program must not start and launch in different orders.
+        with self._launching:
+            if begin is not None and not self.kernels:
+                # The ranks' rows are on their way while this communicator's thread wakes up.
+                begin()
+            self.kernels.append(kernel)
+            self._queue.put(kernel)
         if self._thread is None:
             name = f"communicator-{self.channel}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -303,8 +323,8 @@ class Communicator:
         if self.channel == 0:
             # As long a row as a collective's.
             row = torch.cat([gpus[own], torch.zeros(1)])
-            every = self.agree(row, _encoded(CONNECTION, Call("", 0, 0, 0, torch.uint8)))
-            gpus = dict(enumerate(every[:, :-1].tolist()))
+            gathered = self._gather(_labelled(row, CONNECTION, Call("", 0, 0, 0, torch.uint8)))
+            gpus = dict(enumerate(_agreed(*gathered)[:, :-1].tolist()))
         else:
             (peer,) = (rank for rank in self.ranks if rank != own)
             theirs = torch.zeros_like(gpus[own])
@@ -319,42 +339,42 @@ class Communicator:
             if other != own and identity == gpus[own]:
                 raise duplicate_error(own, other, int(identity[1]))
 
-    def agree(self, row: Tensor, what: Tensor) -> Tensor:
-        """The rows of all ranks; raises Mismatch if they do not all come with this `what`."""
-        rows = self.exchange(torch.cat([row, what]))
-        whats = rows[:, len(row) :]
-        if any(not torch.equal(other, what) for other in whats):
-            if zlib.crc32(CONNECTION.encode()) in whats[:, 0]:
-                raise Mismatch(ANOTHER_GPU)
-            raise Mismatch("the ranks call different collectives")
-        return rows[:, : len(row)]
-
-    def exchange(self, row: Tensor) -> Tensor:
-        """The row of each rank of the group: a matrix."""
+    def _gather(self, row: Tensor) -> tuple[dist.Work, Tensor]:
+        """Start to gather the ranks' rows: (gloo's work, the matrix that it fills)."""
         rows = row.new_empty(self.group.size(), len(row))
-        self.group.gloo._allgather_base(rows.view(-1), row).wait()
-        return rows
+        return self.group.gloo._allgather_base(rows.view(-1), row), rows
 
     def collective(
-        self, row: Tensor, name: str, call: Call, splits: list[int], move: Callable[[], list]
-    ) -> Callable[[Kernel], None]:
-        """The `run` of a collective.
+        self,
+        row: Tensor,
+        name: str,
+        call: Call,
+        splits: list[int],
+        move: Callable[[], list],
+        entry: Entry | None,
+    ) -> Kernel:
+        """Launch a collective.
 
         row     this rank's numbers, which all ranks get
         name    what NCCL calls: several of torch's operations are one of NCCL's
         splits  of an all-to-all: the elements for each rank, then those from each
         move    starts gloo's works
+        entry   the kernel's in the flight recorder
         """
+        own = _labelled(row, name, call)
+        # Starts with the first call.
+        gathered = functools.cache(lambda: self._gather(own))
 
         def run(kernel: Kernel) -> None:
-            kernel.rows = self.agree(row, _encoded(name, call))
+            kernel.rows = _agreed(*gathered())
             if splits:
-                every = self.exchange(torch.tensor(splits, dtype=torch.float64))
+                work, every = self._gather(torch.tensor(splits, dtype=torch.float64))
+                work.wait()
                 _check_splits(every.tolist())
             for work in move():
                 work.wait()
 
-        return run
+        return self.launch(run, call, entry=entry, begin=gathered)
 
     def messages(self, messages: list[Message]) -> Callable[[Kernel], None]:
         """The `run` of messages that move at the same time.
@@ -433,12 +453,23 @@ def _is_of_gloo(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
-def _encoded(name: str, call: Call) -> Tensor:
-    """What all ranks of a collective must have in common, as five float64."""
+def _labelled(row: Tensor, name: str, call: Call) -> Tensor:
+    """A row, and what all ranks of a collective must have in common: LABEL more float64."""
     # Checksums that a float64 holds, and that are the same in each process.
     texts = (name, str(call.dtype), str(call.sizes))
     numbers = [zlib.crc32(text.encode()) for text in texts]
-    return torch.tensor([*numbers, len(call.sizes), call.root], dtype=torch.float64)
+    return torch.cat([row, row.new_tensor([*numbers, len(call.sizes), call.root])])
+
+
+def _agreed(work: dist.Work, rows: Tensor) -> Tensor:
+    """The ranks' rows, without their labels. Raises Mismatch if these differ."""
+    work.wait()
+    labels = rows[:, -LABEL:]
+    if not (labels == labels[0]).all():
+        if zlib.crc32(CONNECTION.encode()) in labels[:, 0]:
+            raise Mismatch(ANOTHER_GPU)
+        raise Mismatch("the ranks call different collectives")
+    return rows[:, :-LABEL]
 
 
 def _check_splits(rows: list[list[float]]) -> None:

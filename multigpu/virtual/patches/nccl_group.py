@@ -240,9 +240,8 @@ class NcclGroup(VirtualGroup):
         def moves() -> list:
             return [] if work.has_shapes else move(self.gloo, *payloads)
 
-        communicator = self.communicator()
-        run = communicator.collective(row, name, call, splits, moves)
-        kernel = communicator.launch(run, call, entry=self._recorded(method, args))
+        entry = self._recorded(method, args)
+        kernel = self.communicator().collective(row, name, call, splits, moves, entry)
         work.works.append(kernel)
         return lambda: kernel.rows
 
@@ -299,7 +298,6 @@ class NcclGroup(VirtualGroup):
         line = program_line(sys._getframe(1))
         call = Call("BARRIER", self.sequence, 1, 1, torch.float32, (1,), line=line)
         row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64)
-        communicator = self.communicator()
         number = torch.zeros(1)
 
         def move() -> list:
@@ -307,8 +305,7 @@ class NcclGroup(VirtualGroup):
 
         side = [(number.shape, number.dtype)]
         entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
-        run = communicator.collective(row, "allreduce", call, [], move)
-        kernel = communicator.launch(run, call, entry=entry)
+        kernel = self.communicator().collective(row, "allreduce", call, [], move, entry)
         kernel.wait(on_a_gpu_too=True)
         return kernel.rows[:, 0].max().item()
 
