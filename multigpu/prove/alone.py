@@ -44,7 +44,10 @@ def check(records: list[RankRecord]) -> Result:
     if seen["mean"]:
         said.append("the gradient is the mean of theirs")
     else:
-        notes.append("the local gradients could not be seen: sharded parameters, or no DDP")
+        notes.append(
+            "whether the gradient is the mean of theirs could not be seen: sharded "
+            "parameters, no DDP, or an optimizer that reduces"
+        )
     if seen["rows"]:
         said.append("no row is read twice in a step")
     if seen["same"]:
@@ -74,8 +77,11 @@ def _step(
                     number,
                     **more,
                 )
-            placed = steps[0].placed or steps[rank].placed
-            if not placed and _apart(steps[0].gradients[place], steps[rank].gradients[place]):
+            # An optimizer that reduces averages the gradients itself.
+            steps_have_own = steps[0].placed or steps[rank].placed or steps[0].reduces
+            if not steps_have_own and _apart(
+                steps[0].gradients[place], steps[rank].gradients[place]
+            ):
                 return Cause(
                     "not_averaged",
                     f"in step {number} the gradient of {part.name} {who}",
@@ -104,7 +110,7 @@ def _mean(
     seen: dict[str, int],
 ) -> Cause | None:
     parts, coarse = head.parts, head.coarse
-    if any(step.local is None or not np.any(step.local) for step in steps):
+    if any(step.local is None or not np.any(step.local) or step.reduces for step in steps):
         return None
     if any(part.shard is not None for part in parts):
         return None

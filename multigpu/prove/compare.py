@@ -35,6 +35,8 @@ PROPORTIONAL = ("SGD",)
 # Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is
 # no rounding.
 APART = 1e-4
+# Weights that are this near, relative to their norm, differ by rounding, also in 16 bit.
+SAME_WEIGHTS = 0.01
 KINDS = ("weights", "gradients", "after")
 Key = tuple[int, int]
 
@@ -81,6 +83,8 @@ class StepDistances:
     between    the smallest cosine of a replica's gradient to the first one's, all parameters
     missing        (parameter, rank) of gradients that one run or rank has and another has not
     buffers, frozen  (name, relative distance, limit, rank) of buffers and frozen parameters
+    reordered  the buffers that have the reference's numbers in another order: their distance
+               counts as zero
     holders        for each parameter, the ranks that have it or a shard of it
     """
 
@@ -97,6 +101,7 @@ class StepDistances:
     missing: list[tuple[int, int]] = field(default_factory=list)
     buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
     frozen: list[tuple[str, float, float, int]] = field(default_factory=list)
+    reordered: list[str] = field(default_factory=list)
     holders: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
@@ -255,8 +260,14 @@ class _Side:
             total = np.sum(rows, axis=0) if rows else None
             result.append((self.records[replica[0][0]].rank, total))
         place, number = self.replicas[key[0]][parameter][0][0]
-        if kind == "gradients" and number in self.by_key[place][key].placed:
+        if kind != "gradients":
+            return result
+        if number in self.by_key[place][key].placed:
             return self._placed(key, parameter)
+        every = [row for _, row in result if row is not None]
+        if self.by_key[place][key].reduces and len(every) == len(result):
+            # The optimizer itself averages what the ranks have.
+            return [(result[0][0], np.mean(every, axis=0))]
         return result
 
     def moved(self, key: Key, parameter: int) -> float:
@@ -330,23 +341,30 @@ def _found(
 ) -> dict[int, int]:
     """The numbers of parts among the known parameters, as far as they are found.
 
-    With `may_add` a part with other weights is another parameter: the stages of a pipeline can
-    have the same names and shapes.
+    With `may_add` a part with another name is another parameter, and so are those of a rank
+    that has other weights under known names: the stages of a pipeline can have the same names.
 
-    By name if all names and shapes agree, or those of a stage whose parameters are sharded, by
-    order if all shapes do; else by initial weights, and where these are constant, by the order
-    between others: a stage of a pipeline has some of the parameters under other names. Then by
-    name, for a shard has other weights.
+    Else by name if all names and shapes agree, or those of a stage that has the same weights
+    or shards; by order if all shapes do; else by initial weights, and where these are
+    constant, by the order between others: a stage of a pipeline can have some of the
+    parameters under other names. Then by name, for a shard has other weights.
     """
-    mine = [(part.name, part.shape) for part in parts]
     theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
-    if not may_add and set(mine) == theirs.keys() and len(mine) == len(theirs):
-        return {number: theirs[name] for number, name in enumerate(mine)}
+    named = {
+        number: theirs[part.name, part.shape]
+        for number, part in enumerate(parts)
+        if (part.name, part.shape) in theirs
+    }
     sharded = any(part.shard is not None for part in parts)
-    if not may_add and sharded and len({*mine} & theirs.keys()) == len(mine):
-        return {number: theirs[name] for number, name in enumerate(mine)}
-    in_order = [part.shape for part in parts] == [part.shape for part in known.parts]
-    if in_order and (sharded or not may_add or np.allclose(weights, known.weights, rtol=1e-4)):
+    own = np.array([weights[number] for number in named])
+    other = np.array([known.weights[place] for place in named.values()])
+    are_same = sharded or np.linalg.norm(own - other) <= SAME_WEIGHTS * np.linalg.norm(other)
+    if may_add:
+        return named if are_same else {}
+    have_names = len(set(named.values())) == len(parts)
+    if have_names and (are_same or len(parts) == len(known.parts)):
+        return named
+    if [part.shape for part in parts] == [part.shape for part in known.parts]:
         return {number: number for number in range(len(parts))}
     matcher = difflib.SequenceMatcher(
         None, _tokens(parts, weights), _tokens(known.parts, known.weights), autojunk=False
@@ -356,12 +374,9 @@ def _found(
         for block in matcher.get_matching_blocks()
         for offset in range(block.size)
     }
-    names = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
     taken = set(found.values())
-    for number, part in enumerate(parts):
-        place = names.get((part.name, part.shape))
-        by_name = part.shard is not None or not may_add
-        if by_name and number not in found and place is not None and place not in taken:
+    for number, place in named.items():
+        if number not in found and place not in taken:
             found[number] = place
     return found
 
@@ -445,6 +460,9 @@ def _step(
         if kind != "gradients":
             limit = limit + seen.slack
         kinds[kind] = Distances(scale, off, off_rank, apart, limit + floor)
+    buffers, reordered = _in_any_order(
+        _untrained("buffers", key, reference, parallel, bands), key, reference, parallel
+    )
     return StepDistances(
         key,
         [part.name for part in parameters],
@@ -457,8 +475,9 @@ def _step(
         [step for side in bands for step in side.steps(key)[:1]],
         min(map(_cosine, to_first.values()), default=1.0),
         missing,
-        _untrained("buffers", key, reference, parallel, bands),
+        buffers,
         _untrained("frozen", key, reference, parallel, bands),
+        reordered,
         parallel.holders[key[0]],
     )
 
@@ -512,6 +531,40 @@ def _untrained(
                     off, off_rank = distance, record.rank
         found.append((name, off, FACTOR * band + 64 * EPS, off_rank))
     return found
+
+
+def _in_any_order(
+    buffers: list[tuple[str, float, float, int]], key: Key, reference: _Side, parallel: _Side
+) -> tuple[list[tuple[str, float, float, int]], list[str]]:
+    """What _untrained says of buffers, and which of them are only in another order.
+
+    A queue of what all ranks have gathered, as in MoCo, has the rows in the ranks' order.
+    """
+
+    def moments(record: RankRecord, step: Step, name: str) -> np.ndarray | None:
+        names = record.heads[key[0]].buffers if key[0] in record.heads else []
+        return step.moments[names.index(name)] if name in names else None
+
+    result, reordered = [], []
+    first = next(record for record in reference.records if key[0] in record.heads)
+    for name, off, limit, rank in buffers:
+        if not off <= limit:
+            own = moments(first, reference.steps(key)[0], name)
+            others = [
+                moments(record, steps[key], name)
+                for record, steps in zip(parallel.records, parallel.by_key, strict=True)
+                if key in steps
+            ]
+            # The sum of squares is what rounding is measured by.
+            size = np.array([math.sqrt(own[1]), own[1], own[1] ** 1.5])
+            if all(
+                other is None or (np.abs(other - own) <= limit * size).all()
+                for other in others
+            ):
+                off = 0.0
+                reordered.append(name)
+        result.append((name, off, limit, rank))
+    return result, reordered
 
 
 def match_rows(one: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:

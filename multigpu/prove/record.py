@@ -110,6 +110,7 @@ class Step:
 
     weights, gradients, after   before the step, at the step, and after it
     buffers, frozen   as many rows as Head has names
+    moments      of each buffer the sums of its elements, their squares and cubes, (buffers, 3)
     present      which parameters have a gradient
     placed       of a gradient that is not divided over the ranks as its parameter is: the
                  parameter's place, and the key of the elements that the rank holds, as in Part
@@ -126,6 +127,7 @@ class Step:
     gathered     before backward, calls of dist.all_gather… and all_reduce with a tensor that
                  needs a gradient; below IN_FUNCTION those in a Function of the program
     random       the modules that draw random numbers, or "forward"
+    reduces      whether the optimizer's own step reduces tensors over the ranks
     skipped      the steps that a gradient scaler has skipped before this one
     epoch        how many times the loader's iteration has begun; 0 without a DataLoader
     local        the gradients before synchronization, added over micro-batches
@@ -151,9 +153,11 @@ class Step:
     backward_sync: list[bool] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
     random: list[str] = field(default_factory=list)
+    reduces: bool = False
     skipped: int = 0
     epoch: int = 0
     loader: Loader | None = None
+    moments: np.ndarray | None = None
     after: np.ndarray | None = None
     local: np.ndarray | None = None
 

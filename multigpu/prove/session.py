@@ -187,6 +187,12 @@ class Session:
             comparison, cause = self.with_more_bands(comparison, cause)
         if cause is None:
             comparison, cause = self.with_small_steps(comparison, steps)
+        reordered = {name for step in comparison.steps for name in step.reordered}
+        self.notes += [
+            f"the buffer {name} has the numbers of the reference in another order, which "
+            "changes no weight and no gradient in these steps"
+            for name in sorted(reordered if cause is None else ())
+        ]
         return self.concluded(comparison, cause, parallel)
 
     def references(self, steps: int | None) -> tuple[Run, list[Run]]:

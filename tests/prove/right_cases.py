@@ -55,6 +55,8 @@ DDP = (
     Right("sync_batch_norm", f"{TWO} sync_batch_norm.py", needs="virtual"),
     Right("zero_redundancy", f"{TWO} zero_redundancy.py"),
     Right("zero_by_hand", f"{TWO} zero_by_hand.py"),
+    Right("optimizer_reduces", f"{TWO} optimizer_reduces.py"),
+    Right("contrast_queue", f"{TWO} contrast_queue.py"),
     Right("amp_fp16", f"{TWO} amp_fp16.py"),
     Right("amp_bf16", f"{TWO} amp_bf16.py"),
     Right("gan", f"{TWO} gan.py"),
@@ -80,6 +82,7 @@ SHARDED = (
     Right("pipeline", f"{TWO} pipeline.py"),
     Right("pipeline_1f1b", f"{TWO} pipeline.py --schedule 1f1b"),
     Right("pipeline_4", f"{FOUR} pipeline.py"),
+    Right("pipeline_sharded", f"{FOUR} pipeline_sharded.py", against=2),
 )
 
 LIBRARIES = (

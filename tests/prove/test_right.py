@@ -19,6 +19,8 @@ from multigpu import prove
 ALWAYS = (
     "data_parallel",
     "augmented",
+    "optimizer_reduces",
+    "contrast_queue",
     "fsdp1_wrap",
     "fsdp2_bf16",
 )

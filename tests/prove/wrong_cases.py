@@ -509,6 +509,34 @@ MEANS = [
         parameter="center",
     ),
     Fault(
+        "own_queue",
+        "contrast_queue",
+        [("torch.cat(gathered)", "torch.cat([keys] * world)")],
+        "buffers",
+        parameter="queue",
+    ),
+    Fault(
+        "optimizer_forgets_the_bias",
+        "optimizer_reduces",
+        [
+            (
+                "                dist.reduce_scatter_tensor(own, weight.grad)\n"
+                "                own /= world\n",
+                "                if weight.dim() > 1:\n"
+                "                    dist.reduce_scatter_tensor(own, weight.grad)\n"
+                "                    own /= world\n",
+            )
+        ],
+        "wrong_reduction",
+        parameter="2.bias",
+    ),
+    Fault(
+        "optimizer_adds",
+        "optimizer_reduces",
+        [("                own /= world\n", "")],
+        "wrong_reduction",
+    ),
+    Fault(
         "clipped_then_averaged",
         "by_hand",
         [

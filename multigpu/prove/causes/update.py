@@ -110,6 +110,17 @@ def wrong_update(scene: Scene) -> Cause:
     place, rank, between = worst(scene, "after")
     name = scene.step.names[place]
     where = f"on rank {rank}" if between else "in the parallel run"
+    more = {"rank": rank if between else None, "parameter": name}
+    if scene.step.parallel[0].reduces:
+        return scene.cause(
+            "wrong_reduction",
+            f"the mean of the ranks' gradients is right, and the update is not: in step "
+            f"{scene.number} the optimizer, which reduces tensors itself, changes {name} "
+            f"otherwise {where}",
+            "in its step, reduce each gradient once, divide a sum by the number of ranks, "
+            "and give all ranks all new weights",
+            **more,
+        )
     return scene.cause(
         "optimizer_state",
         f"the gradients are right, and the update is not: in step {scene.number} the "
@@ -117,8 +128,7 @@ def wrong_update(scene: Scene) -> Cause:
         "options",
         "compare the optimizer's state (momentum, second moments, step counts): all ranks "
         "must load it, and none may reset it",
-        rank=rank if between else None,
-        parameter=name,
+        **more,
     )
 
 

@@ -52,6 +52,11 @@ class TrackedOptimizer:
         rows = [sketch(values, values.numel()) for values in found]
         return np.stack(rows) if rows else np.zeros((0, SUMS))
 
+    def buffer_moments(self) -> np.ndarray:
+        """The sums of the buffers' elements, of their squares and cubes, (buffers, 3)."""
+        rows = [numbers(buffer).double() for buffer in self._buffers().values()]
+        return np.array([[(row**k).sum().item() for k in (1, 2, 3)] for row in rows])
+
     def frozen_sketches(self) -> np.ndarray:
         """The sketches of the frozen parameters, (frozen, 64)."""
         for name, parameter in self.frozen.items():

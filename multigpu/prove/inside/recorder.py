@@ -140,6 +140,7 @@ class Recorder:
             step.gradients = np.zeros((len(known.tracked), SUMS))
             step.present = np.zeros(len(known.tracked), bool)
             step.buffers, step.frozen = known.buffer_sketches(), known.frozen_sketches()
+            step.moments = known.buffer_moments()
             if known.local is not None:
                 step.local, known.local = known.local, np.zeros_like(known.local)
             if self.loader is not None:
@@ -328,6 +329,11 @@ class Recorder:
             return original(tensors, *args, **kwargs)
         finally:
             self.in_backward = before
+
+    def reduces(self) -> None:
+        """Note that the optimizer whose step runs, if one does, reduces tensors."""
+        if self.running and self.running[0].step is not None:
+            self.running[0].step.reduces = True
 
     def skip_step(self) -> None:
         """Drop what was recorded for a step that a loss scaler does not make."""

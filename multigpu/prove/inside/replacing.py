@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from multigpu.prove.inside.host import number
 from multigpu.prove.record import IN_FUNCTION
 
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 TORCH = os.path.dirname(torch.__file__)
 
 
@@ -188,7 +189,8 @@ def _in_function(frame: FrameType, name: str) -> str | None:
 
 def wrap_collectives(recorder: Any) -> None:
     """Count what the program gathers or reduces although it needs a gradient: these calls are
-    not seen by autograd, but in a Function that has a backward of its own.
+    not seen by autograd, but in a Function that has a backward of its own. Note which steps
+    of optimizers reduce tensors.
     """
     dist = torch.distributed
     if not dist.is_available():
@@ -216,6 +218,19 @@ def wrap_collectives(recorder: Any) -> None:
 
         return wrap
 
+    def noting(original: Callable) -> Callable:
+        def reduction(*args: Any, **kwargs: Any) -> Any:
+            tensors = (*args, *kwargs.values())
+            # One number is a norm, or whether a gradient is infinite.
+            if any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in tensors):
+                recorder.reduces()
+            return original(*args, **kwargs)
+
+        return reduction
+
+    for name in REDUCTIONS:
+        replace(dist, name, noting)
+        setattr(dist.distributed_c10d, name, getattr(dist, name))
     for name in ("all_gather", "all_gather_into_tensor", "all_reduce"):
         replace(dist, name, make(name))
         setattr(dist.distributed_c10d, name, getattr(dist, name))
