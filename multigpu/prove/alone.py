@@ -78,10 +78,9 @@ def _step(
                     **more,
                 )
             # An optimizer that reduces averages the gradients itself.
-            steps_have_own = steps[0].placed or steps[rank].placed or steps[0].reduces
-            if not steps_have_own and _apart(
-                steps[0].gradients[place], steps[rank].gradients[place]
-            ):
+            are_own = steps[0].placed or steps[rank].placed or steps[0].reduces
+            gradients = steps[0].gradients[place], steps[rank].gradients[place]
+            if not are_own and _apart(*gradients):
                 return Cause(
                     "not_averaged",
                     f"in step {number} the gradient of {part.name} {who}",
