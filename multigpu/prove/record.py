@@ -127,7 +127,8 @@ class Step:
     gathered     before backward, calls of dist.all_gather… and all_reduce with a tensor that
                  needs a gradient; below IN_FUNCTION those in a Function of the program
     random       the modules that draw random numbers, or "forward"
-    reduces      whether the optimizer's own step reduces tensors over the ranks
+    reduces      whether the optimizer itself reduces over the ranks: in its step, or into
+                 other tensors in hooks of the gradients
     skipped      the steps that a gradient scaler has skipped before this one
     epoch        how many times the loader's iteration has begun; 0 without a DataLoader
     local        the gradients before synchronization, added over micro-batches

@@ -56,6 +56,7 @@ DDP = (
     Right("zero_redundancy", f"{TWO} zero_redundancy.py"),
     Right("zero_by_hand", f"{TWO} zero_by_hand.py"),
     Right("optimizer_reduces", f"{TWO} optimizer_reduces.py"),
+    Right("optimizer_reduces_in_hooks", f"{TWO} optimizer_reduces.py --hooks"),
     Right("contrast_queue", f"{TWO} contrast_queue.py"),
     Right("amp_fp16", f"{TWO} amp_fp16.py"),
     Right("amp_bf16", f"{TWO} amp_bf16.py"),

@@ -520,11 +520,10 @@ MEANS = [
         "optimizer_reduces",
         [
             (
-                "                dist.reduce_scatter_tensor(own, weight.grad)\n"
                 "                own /= world\n",
-                "                if weight.dim() > 1:\n"
-                "                    dist.reduce_scatter_tensor(own, weight.grad)\n"
-                "                    own /= world\n",
+                "                own /= world\n"
+                "                if weight.dim() == 1:\n"
+                "                    own = weight.grad.chunk(world)[rank].clone()\n",
             )
         ],
         "wrong_reduction",

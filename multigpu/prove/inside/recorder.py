@@ -330,10 +330,12 @@ class Recorder:
         finally:
             self.in_backward = before
 
-    def reduces(self) -> None:
-        """Note that the optimizer whose step runs, if one does, reduces tensors."""
+    def reduces(self, in_backward: bool) -> None:
+        """Note a reduction in an optimizer's step, or (`in_backward`) in a hook before it."""
         if self.running and self.running[0].step is not None:
             self.running[0].step.reduces = True
+        elif self.in_backward and in_backward:
+            self.pending.reduces = True
 
     def skip_step(self) -> None:
         """Drop what was recorded for a step that a loss scaler does not make."""

@@ -218,18 +218,27 @@ def wrap_collectives(recorder: Any) -> None:
 
         return wrap
 
-    def noting(original: Callable) -> Callable:
-        def reduction(*args: Any, **kwargs: Any) -> Any:
-            tensors = (*args, *kwargs.values())
-            # One number is a norm, or whether a gradient is infinite.
-            if any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in tensors):
-                recorder.reduces()
-            return original(*args, **kwargs)
+    def noting(name: str) -> Callable[[Callable], Callable]:
+        def wrap(original: Callable) -> Callable:
+            def reduction(*args: Any, **kwargs: Any) -> Any:
+                tensors = [
+                    value
+                    for value in (*args, *kwargs.values())
+                    if isinstance(value, torch.Tensor)
+                ]
+                # One number is a norm, or whether a gradient is infinite.
+                if any(tensor.numel() > 1 for tensor in tensors):
+                    own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
+                    # The gradients stay what they are, as in an all-reduce they do not.
+                    recorder.reduces(in_backward=own and name.startswith("reduce_scatter"))
+                return original(*args, **kwargs)
 
-        return reduction
+            return reduction
+
+        return wrap
 
     for name in REDUCTIONS:
-        replace(dist, name, noting)
+        replace(dist, name, noting(name))
         setattr(dist.distributed_c10d, name, getattr(dist, name))
     for name in ("all_gather", "all_gather_into_tensor", "all_reduce"):
         replace(dist, name, make(name))

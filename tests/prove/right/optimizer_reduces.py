@@ -1,4 +1,9 @@
-"""An optimizer that averages the gradients itself: each rank steps with a slice of them."""
+"""An optimizer that averages the gradients itself: each rank steps with a slice of them.
+
+With --hooks it starts to reduce in backward.
+"""
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -14,13 +19,25 @@ class Momentum(torch.optim.Optimizer):
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
+        self.slices = {}
+        if "--hooks" in sys.argv:
+            for weight in self.param_groups[0]["params"]:
+                weight.register_post_accumulate_grad_hook(self.reduce)
+
+    @torch.no_grad()
+    def reduce(self, weight):
+        own = weight.grad.chunk(world)[rank].clone()
+        work = dist.reduce_scatter_tensor(own, weight.grad, async_op=True)
+        self.slices[weight] = own, work
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
             for weight in group["params"]:
-                own = weight.grad.chunk(world)[rank].clone()
-                dist.reduce_scatter_tensor(own, weight.grad)
+                if "--hooks" not in sys.argv:
+                    self.reduce(weight)
+                own, work = self.slices.pop(weight)
+                work.wait()
                 own /= world
                 state = self.state[weight]
                 momentum = state.setdefault("momentum", torch.zeros_like(own))
