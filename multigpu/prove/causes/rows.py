@@ -288,11 +288,12 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
         )
     return scene.cause(
         "other_rows",
-        f"in step {scene.number} the ranks read other rows than one GPU does, in another "
-        "order",
+        f"in step {scene.number} the model gets other rows on the ranks than on one GPU: the "
+        "data come in another order, or each rank changes them by its own random numbers "
+        "(noise, mixup)",
         "let the reference read in the same order (DistributedSampler also with one rank, "
-        "equal seeds), switch augmentations with generators of their own off, or run "
-        "`multigpu prove --self`, which needs no reference",
+        "equal seeds), switch noise and augmentations off, or run `multigpu prove --self`, "
+        "which needs no reference",
         unknown=True,
     )
 
