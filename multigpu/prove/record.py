@@ -121,6 +121,7 @@ class Step:
     widths       the numbers of elements that these batches' rows have
     outputs      as many arrays: a number for each row of what the module returned, or empty
     losses       the scalars that went backward, divided by the loss scale
+    loss_eps     the distance from 1 to the next number of the last one's type
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
     norms        (norm, limit) of each clip_grad_norm_
     forward_sync, backward_sync   DDP's require_backward_grad_sync, at each forward, backward
@@ -148,6 +149,7 @@ class Step:
     widths: set[int] = field(default_factory=set)
     outputs: list[np.ndarray] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    loss_eps: float = 0.0
     made: list[str] = field(default_factory=list)
     norms: list[tuple[float, float]] = field(default_factory=list)
     forward_sync: list[bool] = field(default_factory=list)

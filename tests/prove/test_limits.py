@@ -56,6 +56,27 @@ def test_rounding_may_turn_some_of_adams_steps_around():
     assert failing("SGD", after=0.53) == ["after"]
 
 
+def test_rounding_may_explain_another_loss():
+    """The mean of the ranks' losses is 0.01 from the reference's."""
+    losses = {"reference": [2.0], "rank 0": [2.0], "rank 1": [2.02]}
+    rows = {"reference": [1.0, 2.0], "rank 0": [1.0], "rank 1": [2.0]}
+    runs = {}
+    for name in losses:
+        (runs[name],) = trained("SGD", 1.0, 0.5)
+        runs[name].steps[0].gradients[0, 1] = name != "reference"
+        runs[name].steps[0].losses = losses[name]
+        runs[name].steps[0].rows = [np.array(rows[name])]
+        runs[name].steps[0].outputs = [np.zeros(0)]
+    runs["rank 1"].rank = runs["rank 1"].heads[0].rank = 1
+    for moved, kind in ((0.0005, "own_mean"), (0.002, "gradients")):
+        band = trained("SGD", 1.0, 0.5)
+        band[0].steps[0].losses = [2.0 + moved]
+        band[0].steps[0].rows = runs["reference"].steps[0].rows
+        parallel = [runs["rank 0"], runs["rank 1"]]
+        cause = find(compare([runs["reference"]], parallel, [band]))
+        assert cause.kind == kind, cause
+
+
 def test_a_model_that_begins_with_nan_was_not_initialized():
     records = trained("SGD", float("nan"), 0.5)
     cause = find(compare(records, records, []))

@@ -509,6 +509,20 @@ MEANS = [
         parameter="center",
     ),
     Fault(
+        "rank_0s_gradient_in_bf16",  # rounding explains that the mean of the losses differs
+        "by_hand",
+        [
+            ("net(data[rows])", "net(data[rows]).bfloat16()"),
+            after("        loss.backward()\n", "        own = net.head.weight.grad.clone()\n"),
+            before(
+                "        optimizer.step()\n",
+                "        dist.broadcast(own, src=0)\n        net.head.weight.grad = own\n",
+            ),
+        ],
+        "gradients",
+        parameter="head.weight",
+    ),
+    Fault(
         "own_queue",
         "contrast_queue",
         [("torch.cat(gathered)", "torch.cat([keys] * world)")],

@@ -161,7 +161,8 @@ def _slack(scene: Scene, one: float) -> float:
     """How far rounding can move the reference's loss."""
     own = sum(scene.one.losses)
     moved = [abs(sum(step.losses) - own) for step in scene.step.band if step.losses]
-    return max([1e-5 * abs(one), *(FACTOR * distance for distance in moved)])
+    unit = max(1e-5, 4 * scene.one.loss_eps) * abs(one)
+    return max([unit, *(FACTOR * distance for distance in moved)])
 
 
 def _is_weighted_mean(one: float, losses: list[float], slack: float) -> bool:

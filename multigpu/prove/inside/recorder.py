@@ -319,6 +319,7 @@ class Recorder:
         is_loss = isinstance(first, torch.Tensor) and first.numel() == 1
         if is_loss and gradient in (None, (), [None], (None,)) and not first.is_meta:
             self.pending.losses.append(number(first) / self.loss_scale)
+            self.pending.loss_eps = torch.finfo(first.dtype).eps
             self.pending.made = facts.made(first)
         for kind, calls in self.gathered.items():
             self.pending.gathered[kind] = self.pending.gathered.get(kind, 0) + calls
