@@ -11,6 +11,9 @@ from multigpu.prove.plan import Plan
 from multigpu.prove.processes import Run, quoted
 from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord
 
+# What a program that computes on GPUs ends with if there is none.
+NO_GPU = ("_cuda_setDevice", "not compiled with CUDA enabled", "Found no NVIDIA driver")
+
 
 class Unknown(Exception):
     """Nothing can be said: the cause, and the end of a run's output."""
@@ -94,6 +97,8 @@ def _first_to_mend(what: str, failure: "_Failure | None", planned: Plan) -> str:
     text = failure.text if failure else ""
     if planned.ranks is None and needs_torchrun(text):
         return "start the program with torchrun: `torchrun --nproc-per-node=2 …`"
+    if planned.gpus is None and not planned.real and any(words in text for words in NO_GPU):
+        return f"the program needs GPUs: give --gpus {planned.ranks or 2} for virtual ones"
     return "mend that first: what it printed last stands above" + (
         _other_reference(planned) if what == "the reference" else ""
     )

@@ -25,11 +25,11 @@ def watch() -> None:
     sys.meta_path.insert(0, refused)
 
     def after() -> None:
-        # The packages are still refused while put_on runs: it imports
-        # torch.utils.flop_counter, which would import triton, and then the program's own
-        # import of triton would raise no error. A CUDA build warns that it finds none.
+        # put_on imports torch.utils.flop_counter, which would import triton, and take a
+        # second. A CUDA build warns that it finds none.
         import logging
 
+        refused.refuses_triton = True
         log = logging.getLogger("torch.utils.flop_counter")
         log.disabled = True
         put_on()

@@ -1,7 +1,9 @@
 """Packages that a run on virtual GPUs does not import as they are.
 
-The import of those whose kernels run on real GPUs only raises one sentence, and NVML's
-(pynvml, which nvidia-ml-py installs) is a stand-in, which knows the virtual GPUs.
+The import of those whose kernels run on real GPUs only raises one sentence. Triton, if it is
+installed, raises it when a kernel is launched: programs import it, torchtitan for example, and
+launch none of its kernels for most models. NVML's package (pynvml, which nvidia-ml-py
+installs) is a stand-in, which knows the virtual GPUs.
 
 Python imports this module at its start, in every process of a run: it imports little.
 """
@@ -29,10 +31,14 @@ PACKAGES = {
 
 
 class Finder:
-    """Finds the packages that cannot run before Python does, while `holds()` is True."""
+    """Finds the packages that cannot run before Python does, while `holds()` is True.
+
+    Triton's own is found unless `refuses_triton`.
+    """
 
     def __init__(self, holds: Callable[[], bool] = lambda: True):
         self.holds = holds
+        self.refuses_triton = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -41,7 +47,10 @@ class Finder:
             return ModuleSpec(name, _Nvml())
         if name not in PACKAGES or not self.holds():
             return None
-        if PathFinder.find_spec(name, path) is not None:
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and name == "triton" and not self.refuses_triton:
+            return _without_launches(spec)
+        if spec is not None:
             return ModuleSpec(name, _Refusing())
         # Not installed. An import gets the sentence, but importlib.util.find_spec, with which
         # programs ask whether a package is there, gets None: it calls from another function.
@@ -72,6 +81,21 @@ class _Refusing:
 
     def exec_module(self, module: ModuleType) -> None:
         pass
+
+
+def _without_launches(spec: ModuleSpec) -> ModuleSpec:
+    """Triton's own, after whose import a launch of a kernel raises RuntimeError."""
+    execute = spec.loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        module.runtime.jit.KernelInterface.__getitem__ = refuse
+
+    def refuse(kernel: object, grid: object) -> NoReturn:
+        raise RuntimeError(_sentence("triton"))
+
+    spec.loader.exec_module = exec_module
+    return spec
 
 
 def _sentence(package: str) -> str:

@@ -144,6 +144,11 @@ def test_without_torchrun_the_launcher_is_named(tmp_path, monkeypatch, in_forks)
 
 
 @pytest.mark.slow
+def test_a_program_that_says_nowhere_that_it_needs_gpus(proved):
+    proof = proved("import torch\n\ngetattr(torch, 'cu' + 'da').set_device(0)\n")
+    assert proof.cause.remedy == "the program needs GPUs: give --gpus 2 for virtual ones"
+
+
 def test_a_crash_shows_its_own_traceback(proved):
     proof = proved(source("crash_of_rank_1"))
     assert (proof.exit_code, proof.cause.rank) == (2, 1)

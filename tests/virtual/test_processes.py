@@ -124,7 +124,7 @@ def test_a_package_that_cannot_run_is_imported_before_torch(tmp_path):
     program = """
 import importlib.util
 assert importlib.util.find_spec("flash_attn") is None
-for package in ("bitsandbytes", "triton"):
+for package in ("bitsandbytes", "flash_attn_interface"):
     try:
         __import__(package)
     except ImportError as error:
@@ -133,14 +133,35 @@ import torch
 print("torch", torch.cuda.device_count())
 import apex
 """
-    (tmp_path / "triton.py").write_text("raise SystemError('was imported')")
+    (tmp_path / "flash_attn_interface.py").write_text("raise SystemError('was imported')")
     done = virtual(tmp_path, write(tmp_path, program), real=True, PYTHONPATH=ROOT)
     assert done.returncode == 1
     assert "bitsandbytes does not run on virtual GPUs, because its kernels" in done.stdout
-    assert "triton does not run on virtual GPUs, because its kernels" in done.stdout
+    assert "flash_attn_interface does not run on virtual GPUs, because" in done.stdout
     assert "torch 2\n" in done.stdout and "apex does not run on virtual" in done.stdout
     hidden = virtual(tmp_path, "-c", "import apex", CUDA_VISIBLE_DEVICES="")
     assert "No module named 'apex'" in hidden.stdout
+
+
+def test_triton_is_imported_and_its_kernels_are_not_launched(tmp_path):
+    (tmp_path / "triton" / "runtime").mkdir(parents=True)
+    (tmp_path / "triton" / "__init__.py").write_text("from . import runtime")
+    (tmp_path / "triton" / "runtime" / "__init__.py").write_text("from . import jit")
+    (tmp_path / "triton" / "runtime" / "jit.py").write_text(
+        "class KernelInterface:\n    def __getitem__(self, grid):\n        return print\n"
+    )
+    program = """
+import triton.runtime.jit
+kernel = type("Kernel", (triton.runtime.jit.KernelInterface,), {})()
+try:
+    kernel[(1,)]("launched")
+except RuntimeError as error:
+    print(error)
+"""
+    done = virtual(tmp_path, write(tmp_path, program), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 0, done.stdout
+    assert "triton does not run on virtual GPUs, because its kernels" in done.stdout
+    assert "launched" not in done.stdout
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(tmp_path):
