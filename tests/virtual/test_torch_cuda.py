@@ -8,6 +8,7 @@ from torch.cuda import _memory_viz
 from torch.nn.parallel import comm
 
 from multigpu.errors import UserError
+from multigpu.virtual import control
 from multigpu.virtual.nvml import NVMLError_NotSupported
 
 MIB = 2**20
@@ -166,13 +167,25 @@ def test_streams_and_events_by_device(cuda):
     assert isinstance(torch.cuda.Stream(), torch.Stream)
 
 
-def test_ranges_for_profilers(cuda):
-    assert torch.cuda.nvtx.range_push("step") == 0
-    assert torch.cuda.nvtx.range_push("forward") == 1
-    assert torch.cuda.nvtx.range_pop() == 1 and torch.cuda.nvtx.range_pop() == 0
-    with torch.cuda.nvtx.range("step"):
-        torch.cuda.nvtx.mark("here")
-    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("long"))
+def test_ranges_for_profilers_mark_the_timeline(cuda):
+    nvtx = torch.cuda.nvtx
+    x = torch.zeros(2, device="cuda")
+    assert nvtx.range_push("outer") == 0
+    assert nvtx.range_push("inner") == 1
+    x.add_(1)
+    assert nvtx.range_pop() == 1
+    x.mul_(2)
+    assert nvtx.range_pop() == 0
+    assert nvtx.range_pop() == -2
+    with nvtx.range("step {}", 3):
+        x.sub_(1)
+    x.sqrt_()
+    nvtx.mark("end")
+    nvtx.range_end(nvtx.range_start("long"))
+    timeline = control.timeline()
+    notes = {event.name: timeline.notes.get(event) for event in timeline.events}
+    names = ("add_", "mul_", "sub_", "sqrt_")
+    assert [notes[name] for name in names] == ["inner", "outer", "step 3", None]
     with torch.autograd.profiler.emit_nvtx(record_shapes=True) as emitting:
         assert torch.ones(2, device="cuda").sum() == 2
     assert isinstance(emitting, torch.autograd.profiler.emit_nvtx)

@@ -28,6 +28,7 @@ from multigpu.virtual.face import (
     staging,
     streams,
     tensors,
+    typed_tensors,
     wall_clock,
     world,
 )
@@ -42,6 +43,7 @@ TABLE = Table(
     (
         *kernels.ROWS,
         *tensors.ROWS,
+        *typed_tensors.ROWS,
         *fake_tensors.ROWS,
         *flex_attention.ROWS,
         *driver.ROWS,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face import memory_history
-from multigpu.virtual.face.properties import properties_of
+from multigpu.virtual.patches.properties import properties_of
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import alloc_conf, machine, names
 from multigpu.virtual.sim.memory import Meter

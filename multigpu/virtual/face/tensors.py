@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.face.devices import FACE, Device, inner
-from multigpu.virtual.patches import pinned, typed_tensors
+from multigpu.virtual.face.devices import Device, inner
+from multigpu.virtual.face.typed_tensors import type_named
+from multigpu.virtual.patches import pinned
 from multigpu.virtual.patches.replacing import Registration, Replacement, Row
 from multigpu.virtual.sim import names
 
@@ -74,7 +75,7 @@ def _type(original: Callable) -> Callable:
     def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **more: Any) -> Any:
         if dtype is None:
             return original(self).replace(f"torch.{names.INNER}.", "torch.cuda.")
-        cuda_type = _cuda_type(dtype)
+        cuda_type = type_named(dtype)
         if cuda_type is None:
             return original(self, dtype, non_blocking, **more)
         target = self.device if self.is_cuda else inner("cuda")
@@ -159,19 +160,6 @@ def _default_device(original: Callable) -> Callable:
     return function
 
 
-# ---- torch.cuda.FloatTensor and the like ---------------------------------------------------
-
-_TYPES = typed_tensors.types_of(FACE)
-
-
-def _cuda_type(dtype: Any) -> typed_tensors.TensorType | None:
-    """The class for torch.cuda.FloatTensor or its name; None for everything else."""
-    if isinstance(dtype, str):
-        prefix, _, name = dtype.rpartition(".")
-        return _TYPES.get(name) if prefix == "torch.cuda" else None
-    return dtype if isinstance(dtype, typed_tensors.TensorType) else None
-
-
 # ---- the rows ------------------------------------------------------------------------------
 
 _CONSTRUCTORS = (
@@ -224,14 +212,5 @@ ROWS: tuple[Row, ...] = (
         "__torch_function__",
         _default_device,
         "the default device reaches constructors below their replacements",
-    ),
-    *(
-        Replacement(
-            "torch.cuda",
-            name,
-            lambda original, name=name: _TYPES[name],
-            "C++ makes these types for CUDA only",
-        )
-        for name in _TYPES
     ),
 )

@@ -25,7 +25,6 @@ from multigpu.virtual.patches import (
     script_modules,
     sharing,
     streams,
-    typed_tensors,
     updates,
 )
 from multigpu.virtual.patches.replacing import Registration, Replacement, Table
@@ -196,12 +195,6 @@ TABLE = Table(
                 when=_torch_has_no_gpu,
             )
             for name in pinned.FACTORIES
-        ),
-        Replacement(
-            "torch",
-            "set_default_tensor_type",
-            typed_tensors.set_default,
-            "torch knows the types of its own devices only",
         ),
         Replacement(
             "torch",

@@ -104,8 +104,4 @@ ACCELERATOR: dict[str, Callable] = {
     "_accelerator_synchronizeDevice": device_module.synchronize,
     "_accelerator_isAllocatorInitialized": device_module.is_available,
     "_accelerator_emptyCache": device_module.empty_cache,
-    "_accelerator_getDeviceStats": device_module.memory_stats,
-    "_accelerator_getMemoryInfo": device_module.mem_get_info,
-    "_accelerator_resetPeakStats": device_module.reset_peak_memory_stats,
-    "_accelerator_resetAccumulatedStats": device_module.reset_accumulated_memory_stats,
 }

@@ -26,21 +26,6 @@ def manual_seed_all(seed: int) -> None:
         generator.manual_seed(seed)
 
 
-def seed() -> None:
-    """Seed the current device's random numbers with a random number."""
-    default_generator().seed()
-
-
-def seed_all() -> None:
-    """Seed every device's random numbers with one random number."""
-    manual_seed_all(default_generator().seed())
-
-
-def initial_seed() -> int:
-    """The seed of the current device."""
-    return default_generator().initial_seed()
-
-
 def get_rng_state(device: Device = None) -> torch.Tensor:
     """The state of the device's random numbers: 16 bytes, as on CUDA (ops/generator.py)."""
     return default_generator(device).get_state()
