@@ -31,8 +31,8 @@ from multigpu.virtual.face import (
     wall_clock,
     world,
 )
-from multigpu.virtual.face.devices import FACE, want_alias
 from multigpu.virtual.options import Options
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Table
 from multigpu.virtual.sim import machine, names
 
@@ -93,7 +93,7 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     # torch keeps its own functions in these sets when it first needs them.
     _device_constructors()
     names.set_shown_type(FACE)
-    want_alias(options.alias)
+    machine.want_alias(options.alias)
     wall_clock.want(options.clock == "simulated")
     world.want(options)
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face import driver
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
 
 

@@ -13,8 +13,8 @@ import torch
 from multigpu.errors import UserError
 from multigpu.virtual import nvml
 from multigpu.virtual.face import driver, nvtx
-from multigpu.virtual.face.devices import inner
 from multigpu.virtual.ops.storage import locate
+from multigpu.virtual.patches.devices import inner
 from multigpu.virtual.patches.replacing import Replacement, Row
 
 # The versions that programs read; 9.1 is the last cuDNN for V100, too.

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.face.devices import inner
 from multigpu.virtual.patches import random_functions
+from multigpu.virtual.patches.devices import inner
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import machine
 

@@ -13,9 +13,8 @@ FACE = "cuda"
 _translated: dict[Any, torch.device] = {}
 
 
-def want_alias(wanted: bool) -> None:
-    """Let each index name cuda:0, before virtual GPUs start, or no longer."""
-    machine.want_alias(wanted)
+def forget() -> None:
+    """Forget what devices mean: other virtual GPUs have another name or other indices."""
     _translated.clear()
 
 
@@ -23,8 +22,9 @@ def inner(device: Any) -> Any:
     """The argument `device` of a program, as torch's C++ code needs it.
 
     "cuda" and "cuda:1", as a text or a torch.device, become a virtual GPU with an index:
-    without one it is this thread's current device. An int is the index of a GPU, as in torch.
-    Everything else is returned unchanged: other devices, None, dtypes, tensors.
+    without one it is this thread's current device. So does "vgpu", if that is the devices'
+    name. An int is the index of a GPU, as in torch. Everything else is returned unchanged:
+    other devices, None, dtypes, tensors.
     """
     kind = type(device)
     if kind is int:
