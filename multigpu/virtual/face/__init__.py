@@ -12,7 +12,6 @@ from multigpu.virtual import control
 from multigpu.virtual.face import (
     accelerator,
     amp,
-    comm,
     cuda_module,
     cuda_only,
     driver,
@@ -55,7 +54,6 @@ TABLE = Table(
         *amp.ROWS,
         *nccl.ROWS,
         *rpc.ROWS,
-        *comm.ROWS,
         *cuda_only.ROWS,
         *staging.ROWS,
         *wall_clock.ROWS,

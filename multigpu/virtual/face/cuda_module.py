@@ -14,6 +14,7 @@ from multigpu.errors import UserError
 from multigpu.virtual import nvml
 from multigpu.virtual.face import driver, nvtx
 from multigpu.virtual.ops.storage import locate
+from multigpu.virtual.patches import device_module
 from multigpu.virtual.patches.devices import inner
 from multigpu.virtual.patches.replacing import Replacement, Row
 
@@ -59,7 +60,7 @@ class _Cudart:
 
     @staticmethod
     def cudaDeviceSynchronize() -> int:
-        driver.synchronize()
+        device_module.synchronize()
         return 0
 
     @staticmethod
@@ -132,7 +133,7 @@ ROWS: tuple[Row, ...] = (
     *(
         _row("torch.cuda", name, _becomes(value), _AT_IMPORT)
         for name, value in {
-            "_is_in_bad_fork": driver.is_in_bad_fork,
+            "_is_in_bad_fork": device_module._is_in_bad_fork,
             "_exchange_device": driver.exchange_device,
             "_maybe_exchange_device": driver.exchange_device,
             "_get_device_properties": driver.get_device_properties,
@@ -140,7 +141,7 @@ ROWS: tuple[Row, ...] = (
             "_cached_device_count": None,
             # Activation checkpoints keep the random state only if this is set.
             "_initialized": True,
-            "_device_count_nvml": driver.device_count,
+            "_device_count_nvml": device_module.device_count,
         }.items()
     ),
     *(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face import memory_history
+from multigpu.virtual.patches import device_module
 from multigpu.virtual.patches.properties import properties_of
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import alloc_conf, machine, names
@@ -60,23 +61,6 @@ def init() -> None:
     machine.current()
 
 
-def is_in_bad_fork() -> bool:
-    """Whether this process is a fork of one that has used a virtual GPU."""
-    running = machine.running()
-    return running is not None and running.process != os.getpid()
-
-
-def device_count() -> int:
-    """The number of virtual GPUs in this process; a fork sees them, as on CUDA."""
-    running = machine.running()
-    return len(running.meters) if running else 0
-
-
-def current_device() -> int:
-    """The index of this thread's current device."""
-    return machine.current_index()
-
-
 def set_device(index: int) -> None:
     """Make cuda:index this thread's current device."""
     machine.set_current_index(meter_at(index).index)
@@ -100,17 +84,6 @@ def get_device_properties(index: int) -> Any:
 def can_access_peer(index: int, peer: int) -> bool:
     """Whether two GPUs copy directly: all virtual GPUs do, but none with itself."""
     return index != peer
-
-
-def synchronize(index: int | None = None) -> None:
-    """On the simulated clock, the host waits for cuda:index, by default the current GPU.
-
-    Raises torch.AcceleratorError if a kernel of the GPU has asserted.
-    """
-    meter = meter_at(machine.current_index() if index is None else index)
-    if meter.asserted:
-        raise meter.assert_error()
-    meter.machine.clock.synchronize(meter.index)
 
 
 def sleep(cycles: int) -> None:
@@ -177,12 +150,6 @@ def _counter(current: int) -> dict[str, int]:
     return {"current": current, "peak": current, "allocated": current, "freed": 0}
 
 
-def reset_peak_memory_stats(index: int) -> None:
-    """The peak of cuda:index becomes the memory that is allocated now."""
-    meter = meter_at(index)
-    meter.reset_peak()
-
-
 def reset_accumulated_memory_stats(index: int) -> None:
     """What was allocated and freed on cuda:index so far becomes zero."""
     meter = meter_at(index)
@@ -241,22 +208,22 @@ def _always(value: Any) -> Callable[..., Any]:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_init": init,
-    "_cuda_isInBadFork": is_in_bad_fork,
-    "_cuda_getDeviceCount": device_count,
-    "_cuda_getDevice": current_device,
+    "_cuda_isInBadFork": device_module._is_in_bad_fork,
+    "_cuda_getDeviceCount": device_module.device_count,
+    "_cuda_getDevice": device_module.current_device,
     "_cuda_setDevice": set_device,
     "_cuda_exchangeDevice": exchange_device,
     "_cuda_maybeExchangeDevice": exchange_device,
     "_cuda_canDeviceAccessPeer": can_access_peer,
     "_cuda_getArchFlags": _always(ARCHITECTURES),
     "_cuda_getCompiledVersion": _always(CUDA_VERSION),
-    "_cuda_synchronize": synchronize,
+    "_cuda_synchronize": device_module.synchronize,
     "_cuda_sleep": sleep,
     "_cuda_ipc_collect": _nothing,
     "_cuda_set_sync_debug_mode": set_sync_debug_mode,
     "_cuda_get_sync_debug_mode": get_sync_debug_mode,
     "_cuda_memoryStats": memory_stats,
-    "_cuda_resetPeakMemoryStats": reset_peak_memory_stats,
+    "_cuda_resetPeakMemoryStats": device_module.reset_peak_memory_stats,
     "_cuda_resetAccumulatedMemoryStats": reset_accumulated_memory_stats,
     "_cuda_hostMemoryStats": _always({}),
     "_cuda_resetPeakHostMemoryStats": _nothing,

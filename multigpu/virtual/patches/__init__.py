@@ -196,11 +196,12 @@ TABLE = Table(
         ),
         *(
             Replacement(
-                "torch.nn.parallel.comm",
+                owner,
                 function.__name__,
                 comm.for_virtual_gpus(function),
                 "DataParallel's copies: torch's own are written in C++, for CUDA and NCCL",
             )
+            for owner in ("torch.nn.parallel.comm", "torch.cuda.comm")
             for function in comm.FUNCTIONS
         ),
         *(
