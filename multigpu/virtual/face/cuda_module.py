@@ -15,7 +15,7 @@ from multigpu.virtual import nvml
 from multigpu.virtual.face import driver, nvtx
 from multigpu.virtual.ops.storage import locate
 from multigpu.virtual.patches import device_module
-from multigpu.virtual.patches.devices import inner
+from multigpu.virtual.patches.devices import inner, meter_of
 from multigpu.virtual.patches.replacing import Replacement, Row
 
 # The versions that programs read; 9.1 is the last cuDNN for V100, too.
@@ -98,7 +98,7 @@ def _call_now(original: Callable) -> Callable:
 def _nvml_index(device: Any) -> int:
     """NVML's number of a GPU, which CUDA_VISIBLE_DEVICES does not change."""
     index = torch.cuda._utils._get_device_index(device, optional=True)
-    return driver.meter_at(index).number
+    return meter_of(index).number
 
 
 def _storage_cuda(original: Callable) -> Callable:
@@ -106,7 +106,7 @@ def _storage_cuda(original: Callable) -> Callable:
 
     def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
         index = inner("cuda" if device is None else device).index
-        return locate(self, driver.meter_at(index).device)
+        return locate(self, meter_of(index).device)
 
     return cuda
 

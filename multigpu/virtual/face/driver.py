@@ -10,25 +10,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from multigpu.virtual.face import memory_history
 from multigpu.virtual.patches import device_module
+from multigpu.virtual.patches.devices import meter_of
 from multigpu.virtual.patches.properties import properties_of
 from multigpu.virtual.patches.replacing import Replacement, Row
-from multigpu.virtual.sim import alloc_conf, machine, names
-from multigpu.virtual.sim.memory import Meter
+from multigpu.virtual.sim import alloc_conf, machine
 from multigpu.virtual.sim.workspace import workspace_bytes
 
 # The architectures for which torch's kernels are built: those of all presets.
 ARCHITECTURES = "sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"
 # CUDA 12.8, as cuRuntimeGetVersion writes it.
 CUDA_VERSION = 12080
-
-
-def meter_at(index: int) -> Meter:
-    """The meter of cuda:index. Raises torch.AcceleratorError if there is no such GPU."""
-    return machine.current().meter(torch._C.device(names.INNER, index))
 
 
 class _State:
@@ -63,7 +56,7 @@ def init() -> None:
 
 def set_device(index: int) -> None:
     """Make cuda:index this thread's current device."""
-    machine.set_current_index(meter_at(index).index)
+    machine.set_current_index(meter_of(index).index)
     _State.device_was_set = True
 
 
@@ -72,13 +65,13 @@ def exchange_device(index: int) -> int:
     if index < 0:
         return -1
     before = machine.current_index()
-    machine.set_current_index(meter_at(index).index)
+    machine.set_current_index(meter_of(index).index)
     return before
 
 
 def get_device_properties(index: int) -> Any:
     """The properties of cuda:index."""
-    return properties_of(meter_at(index))
+    return properties_of(meter_of(index))
 
 
 def can_access_peer(index: int, peer: int) -> bool:
@@ -88,7 +81,7 @@ def can_access_peer(index: int, peer: int) -> bool:
 
 def sleep(cycles: int) -> None:
     """The current device is busy for so many cycles of its clock."""
-    meter = meter_at(machine.current_index())
+    meter = meter_of(None)
     seconds = cycles / (properties_of(meter).clock_rate * 1000)
     meter.machine.clock.compute(meter.index, "sleep", seconds)
 
@@ -113,7 +106,7 @@ def memory_stats(index: int) -> dict[str, Any]:
     peaks, and those of inactive splits, are not known for each pool: the current value stands
     for them.
     """
-    meter = meter_at(index)
+    meter = meter_of(index)
     allocator = meter.allocator
     living = [(one.nbytes, one.chunk.pool.small) for one in meter.living() if one.chunk]
     pools = {"all": living}
@@ -152,7 +145,7 @@ def _counter(current: int) -> dict[str, int]:
 
 def reset_accumulated_memory_stats(index: int) -> None:
     """What was allocated and freed on cuda:index so far becomes zero."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     meter.reset_accumulated()
     for count in (*meter.allocator.reserved.values(), *meter.allocator.num_segments.values()):
         count.allocated = count.freed = 0
@@ -160,7 +153,7 @@ def reset_accumulated_memory_stats(index: int) -> None:
 
 def memory_info(index: int) -> tuple[int, int]:
     """(free, total) bytes of cuda:index, which other processes can use, too."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     if meter.asserted:
         raise meter.assert_error()
     return meter.free, meter.capacity
@@ -168,13 +161,13 @@ def memory_info(index: int) -> tuple[int, int]:
 
 def set_memory_fraction(fraction: float, index: int) -> None:
     """Let this process use only this share of the memory of cuda:index."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     meter.limit = int(meter.capacity * fraction)
 
 
 def get_memory_fraction(index: int) -> float:
     """The share of its memory that this process may use of cuda:index."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     return meter.limit / meter.capacity
 
 
@@ -195,7 +188,7 @@ def clear_workspaces() -> None:
 
 def workspace_size() -> int:
     """The bytes of one workspace of cuBLAS on the current GPU."""
-    return workspace_bytes(meter_at(machine.current_index()).gpu.capability)
+    return workspace_bytes(meter_of(None).gpu.capability)
 
 
 def _nothing(*arguments: Any, **more: Any) -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import torch
 
 from multigpu.virtual.patches import random_functions, streams
-from multigpu.virtual.patches.device_index import Device
-from multigpu.virtual.patches.device_index import index_of as _index
-from multigpu.virtual.patches.device_index import meter_of as _meter
+from multigpu.virtual.patches.devices import DeviceLike
+from multigpu.virtual.patches.devices import index_of as _index
+from multigpu.virtual.patches.devices import meter_of as _meter
 from multigpu.virtual.patches.properties import DeviceProperties, properties_of
 from multigpu.virtual.sim import machine as _machine
 
@@ -65,7 +65,7 @@ def current_device() -> int:
     return _machine.current_index()
 
 
-def set_device(device: Device) -> None:
+def set_device(device: DeviceLike) -> None:
     """Make a device the current device, which "vgpu" means in this thread.
 
     A negative index changes nothing, as in torch.cuda.
@@ -77,7 +77,7 @@ def set_device(device: Device) -> None:
 
 
 @contextmanager
-def device(device: Device) -> Iterator[None]:
+def device(device: DeviceLike) -> Iterator[None]:
     """`with torch.vgpu.device(1):` makes vgpu:1 the current device within the block."""
     before = current_device()
     set_device(device)
@@ -87,7 +87,7 @@ def device(device: Device) -> Iterator[None]:
         _machine.set_current_index(before)
 
 
-def memory_allocated(device: Device = None) -> int:
+def memory_allocated(device: DeviceLike = None) -> int:
     """Bytes that tensors hold on the device now.
 
     Each storage is rounded up to a multiple of 512 bytes, as in CUDA's allocator.
@@ -95,23 +95,23 @@ def memory_allocated(device: Device = None) -> int:
     return _meter(device).allocated
 
 
-def max_memory_allocated(device: Device = None) -> int:
+def max_memory_allocated(device: DeviceLike = None) -> int:
     """The largest memory_allocated since control.start, or since reset_peak_memory_stats."""
     return _meter(device).peak
 
 
-def reset_peak_memory_stats(device: Device = None) -> None:
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Reset max_memory_allocated to the memory that is allocated now."""
     _meter(device).reset_peak()
 
 
-def mem_get_info(device: Device = None) -> tuple[int, int]:
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """(free, total) bytes of the device."""
     meter = _meter(device)
     return meter.free, meter.capacity
 
 
-def memory_stats(device: Device = None) -> dict[str, int]:
+def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """The bytes of tensors, by the names of torch.cuda.memory_stats; reserved are equal."""
     meter = _meter(device)
     nbytes = {"current": meter.allocated, "peak": meter.peak}
@@ -126,17 +126,17 @@ def empty_cache() -> None:
     """Does nothing: no freed memory is kept for devices by this name."""
 
 
-def get_device_properties(device: Device = None) -> DeviceProperties:
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """The device's properties, with the names that torch.cuda gives them."""
     return properties_of(_meter(device))
 
 
-def get_device_name(device: Device = None) -> str:
+def get_device_name(device: DeviceLike = None) -> str:
     """The preset's name, marked as virtual: "V100-16GB (virtual)"."""
     return get_device_properties(device).name
 
 
-def synchronize(device: Device = None) -> None:
+def synchronize(device: DeviceLike = None) -> None:
     """On the simulated clock, the host waits until the device has done all its work.
 
     Does nothing after stop(): the device type stays registered, so torch's profiler calls

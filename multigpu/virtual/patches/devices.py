@@ -1,14 +1,17 @@
-"""The devices that a CUDA program names, translated for torch's C++ code."""
+"""The devices that a program names, for torch's C++ code and for the simulated machine."""
 
 from typing import Any
 
 import torch
 
 from multigpu.virtual.sim import machine, names
+from multigpu.virtual.sim.memory import Meter
 
 # torch's own class: while virtual GPUs look like CUDA, torch.device is another one.
 Device = torch._C.device
 FACE = "cuda"
+# What programs pass for a device; None is the current one.
+DeviceLike = Device | str | int | None
 # Devices with an index, and devices that are not virtual, by what programs pass for them.
 _translated: dict[Any, torch.device] = {}
 
@@ -40,3 +43,26 @@ def inner(device: Any) -> Any:
             translated = Device(names.INNER, machine.index_named(translated.index))
         _translated[device] = translated
     return translated
+
+
+def index_of(device: DeviceLike) -> int:
+    """The index that `device` names; None and a device without an index mean the current one.
+
+    Raises ValueError for a device of another type.
+    """
+    if device is None:
+        return machine.current_index()
+    if isinstance(device, int):
+        return device
+    device = torch.device(device)
+    if not names.is_virtual(device):
+        raise ValueError(f"Expected a {names.shown_type()} device, but got: {device}")
+    return machine.current_index() if device.index is None else device.index
+
+
+def meter_of(device: DeviceLike) -> Meter:
+    """The meter of a device of the running machine.
+
+    Raises torch.AcceleratorError for an index that does not exist.
+    """
+    return machine.current().meter(Device(names.INNER, index_of(device)))
