@@ -7,7 +7,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,24 +25,32 @@ def call(function: Callable[[], None]) -> None:
     if "torch" in sys.modules:
         function()
         return
-    waiting = [finder for finder in sys.meta_path if isinstance(finder, _AfterTorch)]
+    waiting = [one for one in sys.meta_path if isinstance(one, After) and one.name == "torch"]
     if waiting:
         waiting[0].functions.append(function)
     else:
-        sys.meta_path.insert(0, _AfterTorch(function))
+        sys.meta_path.insert(0, After("torch", function, _kept))
 
 
-class _AfterTorch:
-    """A finder that finds torch as the others do, and calls the functions after its import.
+class After:
+    """A finder that finds a module as the others do, and calls functions after its import.
 
-    Programs look for torch without importing it, so it stays until the import.
+    Programs look for a module without importing it, so it stays until the import, which is
+    within `around()`.
     """
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[], None],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.name = name
         self.functions = [function]
+        self.around = around
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != self.name:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(name, path, target) for finder in others)
@@ -53,16 +61,22 @@ class _AfterTorch:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # torch's module keeps its loader, which is then as it was found.
+            # The module keeps its loader, which is then as it was found.
             del loader.exec_module
-            sys.meta_path.remove(self)
-            with _kept():
+            self.remove()
+            with self.around():
                 execute(module)
             for function in self.functions:
                 function()
 
         loader.exec_module = exec_module
         return spec
+
+    def remove(self) -> None:
+        """Call nothing from now on."""
+        # Python's end has no list any more.
+        if self in (sys.meta_path or ()):
+            sys.meta_path.remove(self)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from multigpu.errors import UserError, pluralize
 from multigpu.virtual.ops import generator as _generator
 from multigpu.virtual.ops import usage
 from multigpu.virtual.patches import TABLE, backend
+from multigpu.virtual.patches.devices import forget as _forget_devices
 from multigpu.virtual.sim import machine as _machine
 from multigpu.virtual.sim import notes as _notes
 from multigpu.virtual.sim.machine import Machine
@@ -89,6 +90,7 @@ def start(
             f"virtual GPUs cannot be used after that."
         )
     backend.register()
+    _forget_devices()
     machine = Machine(gpus, network, capacity, compute, host_factor)
     if compute:
         keep_freed_memory()

@@ -15,8 +15,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from multigpu import nested
 from multigpu.virtual.ops.tensor import VirtualTensor
-from multigpu.virtual.ops.usage import tensors_in
 from multigpu.virtual.sim import machine, memory
 from multigpu.virtual.sim.contents import GRADIENTS, MARKED, PARAMETERS, STATE
 
@@ -78,7 +78,7 @@ def _mark_of(optimizer: Optimizer) -> None:
         for parameter in group["params"]:
             _mark(parameter, PARAMETERS)
             _mark(parameter.grad, GRADIENTS)
-    for tensor in tensors_in(list(getattr(optimizer, "state", {}).values())):
+    for tensor in nested.tensors(getattr(optimizer, "state", {})):
         _mark(tensor, STATE)
 
 

@@ -18,44 +18,20 @@ class NVMLError(Exception):
     value = 999
 
 
-class NVMLError_Uninitialized(NVMLError):
-    value = 1
+def _error(name: str, value: int) -> type[NVMLError]:
+    return type(f"NVMLError_{name}", (NVMLError,), {"value": value, "__module__": __name__})
 
 
-class NVMLError_InvalidArgument(NVMLError):
-    value = 2
-
-
-class NVMLError_NotSupported(NVMLError):
-    value = 3
-
-
-class NVMLError_NoPermission(NVMLError):
-    value = 4
-
-
-class NVMLError_NotFound(NVMLError):
-    value = 6
-
-
-class NVMLError_DriverNotLoaded(NVMLError):
-    value = 9
-
-
-class NVMLError_LibraryNotFound(NVMLError):
-    value = 12
-
-
-class NVMLError_FunctionNotFound(NVMLError):
-    value = 13
-
-
-class NVMLError_GpuIsLost(NVMLError):
-    value = 15
-
-
-class NVMLError_Unknown(NVMLError):
-    value = 999
+NVMLError_Uninitialized = _error("Uninitialized", 1)
+NVMLError_InvalidArgument = _error("InvalidArgument", 2)
+NVMLError_NotSupported = _error("NotSupported", 3)
+NVMLError_NoPermission = _error("NoPermission", 4)
+NVMLError_NotFound = _error("NotFound", 6)
+NVMLError_DriverNotLoaded = _error("DriverNotLoaded", 9)
+NVMLError_LibraryNotFound = _error("LibraryNotFound", 12)
+NVMLError_FunctionNotFound = _error("FunctionNotFound", 13)
+NVMLError_GpuIsLost = _error("GpuIsLost", 15)
+NVMLError_Unknown = _error("Unknown", 999)
 
 
 class Memory(NamedTuple):

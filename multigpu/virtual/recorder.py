@@ -20,7 +20,7 @@ import numpy as np
 
 from multigpu.virtual import kinds
 from multigpu.virtual.busy import Busy
-from multigpu.virtual.face.cuda_only import notes as left_out
+from multigpu.virtual.left_out import notes as left_out
 from multigpu.virtual.patches import standstill
 from multigpu.virtual.record import (
     LIMIT,

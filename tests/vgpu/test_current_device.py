@@ -15,14 +15,7 @@ def test_torch_accelerator_knows_the_current_device(two):
         assert torch.ones(2).to("vgpu").device == two[1]
     assert torch.accelerator.current_device_index() == 0
     assert torch.accelerator.current_stream(1).device.type == "vgpu"
-    x = torch.ones(1024, device=two[1])
     torch.accelerator.synchronize(1)
-    assert torch.accelerator.memory_allocated(1) == x.nbytes
-    assert torch.accelerator.memory_stats(1)["allocated_bytes.all.current"] == x.nbytes
-    assert torch.accelerator.get_memory_info(1) == torch.vgpu.mem_get_info(1)
-    del x
-    torch.accelerator.reset_peak_memory_stats(1)
-    assert torch.accelerator.max_memory_allocated(1) == 0
     torch.accelerator.empty_cache()
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.accelerator.set_device_index(2)

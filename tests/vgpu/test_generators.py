@@ -9,6 +9,7 @@ from torch import nn
 
 from multigpu.virtual import control
 from multigpu.virtual.ops.generator import REMEMBERED
+from multigpu.virtual.sim import machine
 
 
 def draw(device: torch.device | str, generator: torch.Generator) -> list[list[float]]:
@@ -69,7 +70,6 @@ def test_a_state_has_16_bytes_as_on_cuda(two):
     torch.manual_seed(7)
     state = torch.vgpu.get_rng_state()
     assert state.view(torch.int64).tolist() == [7, 0]
-    assert torch.vgpu.initial_seed() == 7
     expected = torch.rand(3, device=two[0])
     seed, offset = torch.vgpu.get_rng_state().view(torch.int64).tolist()
     assert seed == 7
@@ -141,13 +141,11 @@ def test_fork_rng_puts_the_devices_states_back(two):
     # torch 2.11 and 2.12 take CUDA if no device type is given.
     with torch.random.fork_rng(devices=[0, 1], device_type="vgpu"):
         torch.rand(2, device=two[0])
-        torch.vgpu.seed_all()
-        torch.vgpu.seed()
     assert all(map(torch.equal, before, torch.vgpu.get_rng_state_all()))
 
 
 def test_the_default_generators(two):
-    generator = torch.vgpu.default_generators[1]
+    generator = machine.current().generators[1]
     assert generator.device == two[1]
     generator.manual_seed(3)
     expected = torch.rand(3, device=two[1])

@@ -38,7 +38,7 @@ def test_each_device_is_its_own_model():
             assert properties.name == f"{name} (virtual)"
             assert properties.total_memory == GPUS[name].memory
             assert properties.multi_processor_count == GPUS[name].shares.sms
-            assert torch.vgpu.get_device_capability(device) == capability
+            assert (properties.major, properties.minor) == capability
             with torch.vgpu.device(device):
                 assert torch.vgpu.is_bf16_supported(including_emulation=False) is (
                     name == "A100-80GB"

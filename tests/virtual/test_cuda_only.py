@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from multigpu.errors import UserError
-from multigpu.virtual.face import cuda_only
+from multigpu.virtual import left_out
 from multigpu.virtual.packages import PACKAGES
+from multigpu.virtual.patches.compiling import SENTENCE
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -48,7 +49,7 @@ def test_extensions_in_cuda(cuda):
 
 
 def test_torch_compile_is_left_out_and_said_once(cuda, capsys, monkeypatch):
-    monkeypatch.setattr(cuda_only, "notes", [])
+    monkeypatch.setattr(left_out, "notes", [])
     monkeypatch.setenv("RANK", "0")
     model = nn.Linear(2, 2).cuda()
     rows = torch.ones(1, 2, device="cuda")
@@ -64,18 +65,18 @@ def test_torch_compile_is_left_out_and_said_once(cuda, capsys, monkeypatch):
     assert torch.equal(model(rows), expected)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "torch.compile is left out" in said
-    assert cuda_only.notes == [cuda_only.COMPILE]
+    assert left_out.notes == [SENTENCE]
 
 
 def test_other_ranks_do_not_say_it_again(cuda, capsys, monkeypatch):
-    monkeypatch.setattr(cuda_only, "notes", [])
+    monkeypatch.setattr(left_out, "notes", [])
     monkeypatch.setenv("RANK", "1")
     torch.compile(nn.Linear(2, 2))
-    assert capsys.readouterr().err == "" and cuda_only.notes == [cuda_only.COMPILE]
+    assert capsys.readouterr().err == "" and left_out.notes == [SENTENCE]
 
 
 def test_the_profiler_measures_the_host(cuda, capfd, monkeypatch):
-    monkeypatch.setattr(cuda_only, "notes", [])
+    monkeypatch.setattr(left_out, "notes", [])
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     matrix = torch.ones(4, 4, device="cuda")
     with torch.profiler.profile(activities=activities) as profile:
@@ -90,7 +91,7 @@ def test_the_profiler_measures_the_host(cuda, capfd, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*export_memory_timeline")
 def test_the_profiler_has_a_memory_timeline_of_the_host_alone(cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_only, "notes", [])
+    monkeypatch.setattr(left_out, "notes", [])
     measured = {"record_shapes": True, "profile_memory": True, "with_stack": True}
     with torch.profiler.profile(**measured) as profile:
         nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from multigpu.virtual.face import cuda_only
+from multigpu.virtual import left_out
 from multigpu.virtual.face.flex_attention import UNFUSED
 
 LENGTH = 128
@@ -51,7 +51,7 @@ def test_out_and_gradients_are_the_cpus(cuda):
 
 
 def test_autocast_and_inference_mode(cuda, monkeypatch, capsys):
-    monkeypatch.setattr(cuda_only, "notes", [])
+    monkeypatch.setattr(left_out, "notes", [])
     monkeypatch.setenv("RANK", "0")
     heads = inputs("cuda")[:3]
     with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from commands import ROOT, free_ports, run
+from commands import ROOT, run
 from virtual_runs import virtual, write
 
 pytestmark = pytest.mark.slow
@@ -211,39 +211,3 @@ print("\\n".join(build.get_outputs()))
 """
     files = run(sys.executable, "-c", code, cwd=ROOT).stdout
     assert "multigpu/site/sitecustomize.py\n" in files
-
-
-RPC = """
-import os, sys, torch
-import torch.distributed.rpc as rpc
-
-def twice(tensor):
-    return tensor * 2
-
-def main(rank):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
-    options = rpc.TensorPipeRpcBackendOptions(devices=["cuda:1"])
-    if sys.argv[2] == "map":
-        options.set_device_map(f"worker{1 - rank}", {0: 1})
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-    if rank == 0:
-        for device in ("cpu", "cuda:1"):
-            print(rpc.rpc_sync("worker1", twice, (torch.ones(2, device=device),)))
-    rpc.shutdown()
-
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, nprocs=2)
-"""
-
-
-def test_remote_procedure_calls(tmp_path):
-    script = write(tmp_path, RPC)
-    (port,) = free_ports(1)
-    done = virtual(tmp_path, script, port, "no map")
-    assert done.returncode == 0, done.stdout
-    assert "tensor([2., 2.])" in done.stdout
-    assert "tensor([2., 2.], device='cuda:1')" in done.stdout
-    assert "Warning" not in done.stdout
-    done = virtual(tmp_path, script, port, "map")
-    assert done.returncode == 1
-    assert "leave the map out" in done.stdout

@@ -8,6 +8,7 @@ from torch.cuda import _memory_viz
 from torch.nn.parallel import comm
 
 from multigpu.errors import UserError
+from multigpu.virtual import control
 from multigpu.virtual.nvml import NVMLError_NotSupported
 
 MIB = 2**20
@@ -100,18 +101,6 @@ def test_memory(cuda):
     assert "GPU:1" in torch.cuda.list_gpu_processes(1)
 
 
-def test_memory_without_a_tensor(cuda):
-    before = torch.cuda.memory_allocated(1)
-    address = torch.cuda.caching_allocator_alloc(8 * MIB, device=1)
-    assert torch.cuda.memory_allocated(1) - before == 8 * MIB
-    torch.cuda.caching_allocator_delete(address)
-    assert torch.cuda.memory_allocated(1) == before
-    with pytest.raises(UserError, match="deleted already"):
-        torch.cuda.caching_allocator_delete(address)
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.cuda.caching_allocator_alloc(20 * 2**30)
-
-
 def test_a_share_of_the_memory(cuda):
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     try:
@@ -166,13 +155,25 @@ def test_streams_and_events_by_device(cuda):
     assert isinstance(torch.cuda.Stream(), torch.Stream)
 
 
-def test_ranges_for_profilers(cuda):
-    assert torch.cuda.nvtx.range_push("step") == 0
-    assert torch.cuda.nvtx.range_push("forward") == 1
-    assert torch.cuda.nvtx.range_pop() == 1 and torch.cuda.nvtx.range_pop() == 0
-    with torch.cuda.nvtx.range("step"):
-        torch.cuda.nvtx.mark("here")
-    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("long"))
+def test_ranges_for_profilers_mark_the_timeline(cuda):
+    nvtx = torch.cuda.nvtx
+    x = torch.zeros(2, device="cuda")
+    assert nvtx.range_push("outer") == 0
+    assert nvtx.range_push("inner") == 1
+    x.add_(1)
+    assert nvtx.range_pop() == 1
+    x.mul_(2)
+    assert nvtx.range_pop() == 0
+    assert nvtx.range_pop() == -2
+    with nvtx.range("step {}", 3):
+        x.sub_(1)
+    x.sqrt_()
+    nvtx.mark("end")
+    nvtx.range_end(nvtx.range_start("long"))
+    timeline = control.timeline()
+    notes = {event.name: timeline.notes.get(event) for event in timeline.events}
+    names = ("add_", "mul_", "sub_", "sqrt_")
+    assert [notes[name] for name in names] == ["inner", "outer", "step 3", None]
     with torch.autograd.profiler.emit_nvtx(record_shapes=True) as emitting:
         assert torch.ones(2, device="cuda").sum() == 2
     assert isinstance(emitting, torch.autograd.profiler.emit_nvtx)
@@ -268,19 +269,14 @@ def test_accumulated_counters_are_reset(cuda):
     assert stats["allocated_bytes.all.freed"] == 4096 + 512
 
 
-def test_memory_pools_external_streams_and_library_choices(cuda):
-    pool = torch.cuda.MemPool()
-    before = torch.cuda.memory_allocated()
-    with torch.cuda.use_mem_pool(pool, device=0):
-        kept = torch.ones(128, device="cuda")
-    assert torch.cuda.memory_allocated() == before + kept.nbytes
-    with pytest.raises(UserError, match="leave MemPool's argument allocator out"):
-        torch.cuda.MemPool(allocator=object())
-    stream = torch.cuda.Stream()
-    assert torch.cuda.ExternalStream(stream.cuda_stream) == stream
-    torch.backends.cuda.preferred_linalg_library("cusolver")
-    torch.backends.cuda.cufft_plan_cache[0].max_size = 16
-    torch.backends.cuda.cufft_plan_cache.clear()
+def test_what_needs_addresses_is_refused_with_a_sentence(cuda):
+    for attempt in (
+        torch.cuda.MemPool,
+        lambda: torch.cuda.ExternalStream(1),
+        lambda: torch.cuda.caching_allocator_alloc(8 * MIB),
+    ):
+        with pytest.raises(UserError, match="no memory at addresses"):
+            attempt()
     assert torch.cuda.cudart().cudaHostRegister(0, 16, 0) == 0
 
 

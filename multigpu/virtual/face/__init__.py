@@ -12,7 +12,6 @@ from multigpu.virtual import control
 from multigpu.virtual.face import (
     accelerator,
     amp,
-    comm,
     cuda_module,
     cuda_only,
     driver,
@@ -21,18 +20,17 @@ from multigpu.virtual.face import (
     kernels,
     nccl,
     random_state,
-    raw_memory,
     recurrent,
-    rpc,
     script_source,
     staging,
     streams,
     tensors,
+    typed_tensors,
     wall_clock,
     world,
 )
-from multigpu.virtual.face.devices import FACE, want_alias
 from multigpu.virtual.options import Options
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Table
 from multigpu.virtual.sim import machine, names
 
@@ -42,20 +40,18 @@ TABLE = Table(
     (
         *kernels.ROWS,
         *tensors.ROWS,
+        *typed_tensors.ROWS,
         *fake_tensors.ROWS,
         *flex_attention.ROWS,
         *driver.ROWS,
         *streams.ROWS,
         *random_state.ROWS,
-        *raw_memory.ROWS,
         *recurrent.ROWS,
         *script_source.ROWS,
         *cuda_module.ROWS,
         *accelerator.ROWS,
         *amp.ROWS,
         *nccl.ROWS,
-        *rpc.ROWS,
-        *comm.ROWS,
         *cuda_only.ROWS,
         *staging.ROWS,
         *wall_clock.ROWS,
@@ -93,7 +89,7 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     # torch keeps its own functions in these sets when it first needs them.
     _device_constructors()
     names.set_shown_type(FACE)
-    want_alias(options.alias)
+    machine.want_alias(options.alias)
     wall_clock.want(options.clock == "simulated")
     world.want(options)
     try:

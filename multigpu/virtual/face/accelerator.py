@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face import driver
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches import current_device, device_module
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
 
 
@@ -20,24 +21,18 @@ def _is_quantized(dtype: torch.dtype) -> bool:
     return str(dtype).startswith(("torch.qint", "torch.quint"))
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = current_device.ACCELERATOR | {
     "_accelerator_getAccelerator": lambda: torch._C.device(FACE),
     # FSDP2 makes its device mesh with it, and the mesh sets the rank's device.
     "_get_accelerator": lambda check=None: torch._C.device(FACE),
     "_accelerator_getDeviceCapability": _capability,
-    "_accelerator_getDeviceIndex": driver.current_device,
+    # is_in_use asks whether the program has set the device.
     "_accelerator_setDeviceIndex": driver.set_device,
-    "_accelerator_exchangeDevice": driver.exchange_device,
-    "_accelerator_maybeExchangeDevice": driver.exchange_device,
-    "_accelerator_getStream": lambda index: torch.cuda.current_stream(index),
-    "_accelerator_setStream": lambda stream: torch.cuda.set_stream(stream),
-    "_accelerator_synchronizeDevice": driver.synchronize,
-    "_accelerator_isAllocatorInitialized": lambda: True,
     "_accelerator_emptyCache": driver.empty_cache,
     "_accelerator_emptyHostCache": lambda: None,
     "_accelerator_getDeviceStats": driver.memory_stats,
     "_accelerator_resetAccumulatedStats": driver.reset_accumulated_memory_stats,
-    "_accelerator_resetPeakStats": driver.reset_peak_memory_stats,
+    "_accelerator_resetPeakStats": device_module.reset_peak_memory_stats,
     "_accelerator_getMemoryInfo": driver.memory_info,
 }
 

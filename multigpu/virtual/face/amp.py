@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row, Setting
 from multigpu.virtual.sim import names
 

@@ -6,16 +6,16 @@ below are the rest.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from multigpu.errors import UserError
 from multigpu.virtual import nvml
-from multigpu.virtual.face import driver
-from multigpu.virtual.face.devices import inner
+from multigpu.virtual.face import driver, nvtx
 from multigpu.virtual.ops.storage import locate
-from multigpu.virtual.patches import nvtx, streams
+from multigpu.virtual.patches import device_module
+from multigpu.virtual.patches.devices import inner, meter_of
 from multigpu.virtual.patches.replacing import Replacement, Row
 
 # The versions that programs read; 9.1 is the last cuDNN for V100, too.
@@ -27,6 +27,14 @@ GRAPHS = (
     "CUDA graphs do not run on virtual GPUs, because a graph replays kernels, and a virtual "
     "GPU has none: leave torch.cuda.graph and make_graphed_callables out."
 )
+ADDRESSES = (
+    "A virtual GPU has no memory at addresses and no streams of a driver: leave "
+    "caching_allocator_alloc, MemPool and ExternalStream out, and allocate tensors."
+)
+_BY_ADDRESS = {
+    "torch.cuda.memory": ("MemPool", "caching_allocator_alloc"),
+    "torch.cuda.streams": ("ExternalStream",),
+}
 
 
 def _becomes(value: Any) -> Callable[[Any], Any]:
@@ -52,7 +60,7 @@ class _Cudart:
 
     @staticmethod
     def cudaDeviceSynchronize() -> int:
-        driver.synchronize()
+        device_module.synchronize()
         return 0
 
     @staticmethod
@@ -73,58 +81,13 @@ class _Cudart:
         return 0
 
 
-class CUDAGraph:
-    """torch.cuda.CUDAGraph: making one raises UserError."""
+def _refusing(name: str, sentence: str) -> type:
+    """A class in the place of torch.cuda's: making an object raises UserError."""
 
-    def __new__(cls, *arguments: Any, **more: Any) -> "CUDAGraph":
-        raise UserError(GRAPHS)
+    def __new__(cls: type, *arguments: Any, **more: Any) -> NoReturn:
+        raise UserError(sentence)
 
-
-def _refuse_graphs(*arguments: Any, **more: Any) -> None:
-    raise UserError(GRAPHS)
-
-
-class MemPool:
-    """torch.cuda.MemPool: a virtual GPU has one pool of memory, so it changes nothing."""
-
-    def __init__(
-        self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
-    ):
-        if allocator is not None:
-            raise UserError(
-                "A virtual GPU does not call an allocator of the program, because it has no "
-                "memory at addresses: leave MemPool's argument allocator out."
-            )
-        self.id = (0, id(self))
-
-    def use_count(self) -> int:
-        return 1
-
-    def snapshot(self, include_traces: bool = True) -> list:
-        return []
-
-
-def _use_mem_pool(pool: MemPool, device: Any = None) -> nullcontext:
-    return nullcontext()
-
-
-def _external_stream(stream_ptr: int, device: Any = None, **more: Any) -> streams.Stream:
-    """The stream whose cuda_stream is `stream_ptr`: a program's other library has none."""
-    index = torch.cuda._utils._get_device_index(device, optional=True)
-    return streams.Stream(stream_id=stream_ptr, device_index=index)
-
-
-class _PlanCache:
-    """torch.backends.cuda.cufft_plan_cache, and that of each device: it keeps no plans."""
-
-    size = 0
-    max_size = 4096
-
-    def __getitem__(self, device: Any) -> "_PlanCache":
-        return self
-
-    def clear(self) -> None:
-        pass
+    return type(name, (), {"__new__": __new__})
 
 
 def _call_now(original: Callable) -> Callable:
@@ -135,7 +98,7 @@ def _call_now(original: Callable) -> Callable:
 def _nvml_index(device: Any) -> int:
     """NVML's number of a GPU, which CUDA_VISIBLE_DEVICES does not change."""
     index = torch.cuda._utils._get_device_index(device, optional=True)
-    return driver.meter_at(index).number
+    return meter_of(index).number
 
 
 def _storage_cuda(original: Callable) -> Callable:
@@ -143,7 +106,7 @@ def _storage_cuda(original: Callable) -> Callable:
 
     def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
         index = inner("cuda" if device is None else device).index
-        return locate(self, driver.meter_at(index).device)
+        return locate(self, meter_of(index).device)
 
     return cuda
 
@@ -157,6 +120,7 @@ class _EmitNvtx(nullcontext):
 
 _AT_IMPORT = "torch looks for CUDA when it is imported"
 _NO_LIBRARY = "torch would ask a library of NVIDIA's driver"
+_NO_ADDRESSES = "it is for other libraries, which compute in CUDA's own memory"
 _NO_GRAPHS = "a graph replays kernels, and a virtual GPU has none"
 
 
@@ -169,7 +133,7 @@ ROWS: tuple[Row, ...] = (
     *(
         _row("torch.cuda", name, _becomes(value), _AT_IMPORT)
         for name, value in {
-            "_is_in_bad_fork": driver.is_in_bad_fork,
+            "_is_in_bad_fork": device_module._is_in_bad_fork,
             "_exchange_device": driver.exchange_device,
             "_maybe_exchange_device": driver.exchange_device,
             "_get_device_properties": driver.get_device_properties,
@@ -177,7 +141,7 @@ ROWS: tuple[Row, ...] = (
             "_cached_device_count": None,
             # Activation checkpoints keep the random state only if this is set.
             "_initialized": True,
-            "_device_count_nvml": driver.device_count,
+            "_device_count_nvml": device_module.device_count,
         }.items()
     ),
     *(
@@ -206,30 +170,19 @@ ROWS: tuple[Row, ...] = (
         for owner in ("torch.cuda", "torch.cuda.memory")
     ),
     *(
-        _row(owner, name, _becomes(value), _NO_GRAPHS)
+        _row(owner, name, _becomes(_refusing(name, GRAPHS)), _NO_GRAPHS)
         for owner in ("torch.cuda", "torch.cuda.graphs")
-        for name, value in (
-            ("CUDAGraph", CUDAGraph),
-            ("graph", CUDAGraph),
-            ("make_graphed_callables", _refuse_graphs),
-            ("is_current_stream_capturing", lambda: False),
-        )
+        for name in ("CUDAGraph", "graph", "make_graphed_callables")
     ),
     *(
-        _row(owner, name, _becomes(value), "a virtual GPU has one pool of memory")
-        for owner in ("torch.cuda", "torch.cuda.memory")
-        for name, value in (("MemPool", MemPool), ("use_mem_pool", _use_mem_pool))
+        _row(owner, "is_current_stream_capturing", _becomes(lambda: False), _NO_GRAPHS)
+        for owner in ("torch.cuda", "torch.cuda.graphs")
     ),
     *(
-        _row(owner, "ExternalStream", _becomes(_external_stream), _AT_IMPORT)
-        for owner in ("torch.cuda", "torch.cuda.streams")
-    ),
-    _row("torch.backends.cuda", "cufft_plan_cache", _becomes(_PlanCache()), _NO_LIBRARY),
-    _row(
-        "torch._C",
-        "_set_linalg_preferred_backend",
-        _becomes(lambda backend: None),
-        "it asks for libraries of NVIDIA; the CPU computes the numbers",
+        _row(owner, name, _becomes(_refusing(name, ADDRESSES)), _NO_ADDRESSES)
+        for module, names in _BY_ADDRESS.items()
+        for owner in ("torch.cuda", module)
+        for name in names
     ),
     *(
         _row("torch.cuda.nvtx", function.__name__, _becomes(function), _AT_IMPORT)

@@ -1,37 +1,24 @@
-"""What needs a real GPU: packages and extensions with kernels of their own, torch.compile.
+"""What needs a real GPU: packages and extensions with kernels of their own.
 
-A package that cannot run (packages.py) raises ImportError. torch.compile and the device part
-of torch's profiler are left out, which is said once. `notes` has what was left out.
+A package that cannot run (packages.py) raises ImportError. The device part of torch's
+profiler is left out, which is said once.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn
 
 from multigpu.errors import UserError
-from multigpu.virtual import packages
+from multigpu.virtual import left_out, packages
 from multigpu.virtual.face.late import when_imported
 from multigpu.virtual.patches.replacing import Replacement, Row, Setting, Table
 
 EXTENSIONS = "torch.utils.cpp_extension"
-COMPILE = "torch.compile is left out: a virtual GPU runs each operation by itself."
 PROFILER = (
     "torch.profiler measures the host alone: the times of virtual GPUs are simulated, and in "
     "the timeline of the run."
 )
-# What was left out so far, one sentence each.
-notes: list[str] = []
-
-
-def say_once(sentence: str) -> None:
-    """Note that something is left out; rank 0 prints it to stderr the first time."""
-    if sentence in notes:
-        return
-    notes.append(sentence)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"multigpu: {sentence}", file=sys.stderr)
 
 
 # ---- extensions in CUDA --------------------------------------------------------------------
@@ -84,7 +71,7 @@ _EXTENSIONS = Table(
 
 def _watch_packages() -> Callable[[], None]:
     """Watch the imports of packages."""
-    notes.clear()
+    left_out.notes.clear()
     finder = packages.Finder()
     sys.meta_path.insert(0, finder)
 
@@ -99,18 +86,10 @@ def _watch_packages() -> Callable[[], None]:
 # ---- what is left out ----------------------------------------------------------------------
 
 
-def _compile(original: Callable) -> Callable:
-    def compile(model: Any = None, **options: Any) -> Any:
-        say_once(COMPILE)
-        return (lambda function: function) if model is None else model
-
-    return compile
-
-
 def _profile(original: Callable) -> Callable:
     def __init__(self: Any, enabled: bool = True, **options: Any) -> None:
         if options.get("use_device") == "cuda" or options.get("use_cuda"):
-            say_once(PROFILER)
+            left_out.say_once(PROFILER)
             # With ProfilerActivity.CUDA alone, torch would have nothing to measure.
             options = {**options, "use_device": None, "use_cuda": False, "use_cpu": True}
         original(self, enabled, **options)
@@ -161,7 +140,6 @@ ROWS: tuple[Row, ...] = (
         when_imported(EXTENSIONS, _EXTENSIONS),
         "their kernels cannot run, and their own errors do not say why",
     ),
-    Replacement("torch", "compile", _compile, "inductor has no code for virtual GPUs"),
     Replacement("torch.autograd.profiler.profile", "__init__", _profile, PROFILER),
     Replacement(
         "torch.profiler.profile", "export_memory_timeline", _export_memory_timeline, PROFILER

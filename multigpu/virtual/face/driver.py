@@ -10,24 +10,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from multigpu.virtual.face import memory_history
-from multigpu.virtual.face.properties import properties_of
+from multigpu.virtual.patches import device_module
+from multigpu.virtual.patches.devices import meter_of
+from multigpu.virtual.patches.properties import properties_of
 from multigpu.virtual.patches.replacing import Replacement, Row
-from multigpu.virtual.sim import alloc_conf, machine, names
-from multigpu.virtual.sim.memory import Meter
+from multigpu.virtual.sim import alloc_conf, machine
 from multigpu.virtual.sim.workspace import workspace_bytes
 
 # The architectures for which torch's kernels are built: those of all presets.
 ARCHITECTURES = "sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"
 # CUDA 12.8, as cuRuntimeGetVersion writes it.
 CUDA_VERSION = 12080
-
-
-def meter_at(index: int) -> Meter:
-    """The meter of cuda:index. Raises torch.AcceleratorError if there is no such GPU."""
-    return machine.current().meter(torch._C.device(names.INNER, index))
 
 
 class _State:
@@ -60,26 +54,9 @@ def init() -> None:
     machine.current()
 
 
-def is_in_bad_fork() -> bool:
-    """Whether this process is a fork of one that has used a virtual GPU."""
-    running = machine.running()
-    return running is not None and running.process != os.getpid()
-
-
-def device_count() -> int:
-    """The number of virtual GPUs in this process; a fork sees them, as on CUDA."""
-    running = machine.running()
-    return len(running.meters) if running else 0
-
-
-def current_device() -> int:
-    """The index of this thread's current device."""
-    return machine.current_index()
-
-
 def set_device(index: int) -> None:
     """Make cuda:index this thread's current device."""
-    machine.set_current_index(meter_at(index).index)
+    machine.set_current_index(meter_of(index).index)
     _State.device_was_set = True
 
 
@@ -88,13 +65,13 @@ def exchange_device(index: int) -> int:
     if index < 0:
         return -1
     before = machine.current_index()
-    machine.set_current_index(meter_at(index).index)
+    machine.set_current_index(meter_of(index).index)
     return before
 
 
 def get_device_properties(index: int) -> Any:
     """The properties of cuda:index."""
-    return properties_of(meter_at(index))
+    return properties_of(meter_of(index))
 
 
 def can_access_peer(index: int, peer: int) -> bool:
@@ -102,20 +79,9 @@ def can_access_peer(index: int, peer: int) -> bool:
     return index != peer
 
 
-def synchronize(index: int | None = None) -> None:
-    """On the simulated clock, the host waits for cuda:index, by default the current GPU.
-
-    Raises torch.AcceleratorError if a kernel of the GPU has asserted.
-    """
-    meter = meter_at(machine.current_index() if index is None else index)
-    if meter.asserted:
-        raise meter.assert_error()
-    meter.machine.clock.synchronize(meter.index)
-
-
 def sleep(cycles: int) -> None:
     """The current device is busy for so many cycles of its clock."""
-    meter = meter_at(machine.current_index())
+    meter = meter_of(None)
     seconds = cycles / (properties_of(meter).clock_rate * 1000)
     meter.machine.clock.compute(meter.index, "sleep", seconds)
 
@@ -140,7 +106,7 @@ def memory_stats(index: int) -> dict[str, Any]:
     peaks, and those of inactive splits, are not known for each pool: the current value stands
     for them.
     """
-    meter = meter_at(index)
+    meter = meter_of(index)
     allocator = meter.allocator
     living = [(one.nbytes, one.chunk.pool.small) for one in meter.living() if one.chunk]
     pools = {"all": living}
@@ -177,15 +143,9 @@ def _counter(current: int) -> dict[str, int]:
     return {"current": current, "peak": current, "allocated": current, "freed": 0}
 
 
-def reset_peak_memory_stats(index: int) -> None:
-    """The peak of cuda:index becomes the memory that is allocated now."""
-    meter = meter_at(index)
-    meter.reset_peak()
-
-
 def reset_accumulated_memory_stats(index: int) -> None:
     """What was allocated and freed on cuda:index so far becomes zero."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     meter.reset_accumulated()
     for count in (*meter.allocator.reserved.values(), *meter.allocator.num_segments.values()):
         count.allocated = count.freed = 0
@@ -193,7 +153,7 @@ def reset_accumulated_memory_stats(index: int) -> None:
 
 def memory_info(index: int) -> tuple[int, int]:
     """(free, total) bytes of cuda:index, which other processes can use, too."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     if meter.asserted:
         raise meter.assert_error()
     return meter.free, meter.capacity
@@ -201,13 +161,13 @@ def memory_info(index: int) -> tuple[int, int]:
 
 def set_memory_fraction(fraction: float, index: int) -> None:
     """Let this process use only this share of the memory of cuda:index."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     meter.limit = int(meter.capacity * fraction)
 
 
 def get_memory_fraction(index: int) -> float:
     """The share of its memory that this process may use of cuda:index."""
-    meter = meter_at(index)
+    meter = meter_of(index)
     return meter.limit / meter.capacity
 
 
@@ -228,7 +188,7 @@ def clear_workspaces() -> None:
 
 def workspace_size() -> int:
     """The bytes of one workspace of cuBLAS on the current GPU."""
-    return workspace_bytes(meter_at(machine.current_index()).gpu.capability)
+    return workspace_bytes(meter_of(None).gpu.capability)
 
 
 def _nothing(*arguments: Any, **more: Any) -> None:
@@ -241,22 +201,22 @@ def _always(value: Any) -> Callable[..., Any]:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_init": init,
-    "_cuda_isInBadFork": is_in_bad_fork,
-    "_cuda_getDeviceCount": device_count,
-    "_cuda_getDevice": current_device,
+    "_cuda_isInBadFork": device_module._is_in_bad_fork,
+    "_cuda_getDeviceCount": device_module.device_count,
+    "_cuda_getDevice": device_module.current_device,
     "_cuda_setDevice": set_device,
     "_cuda_exchangeDevice": exchange_device,
     "_cuda_maybeExchangeDevice": exchange_device,
     "_cuda_canDeviceAccessPeer": can_access_peer,
     "_cuda_getArchFlags": _always(ARCHITECTURES),
     "_cuda_getCompiledVersion": _always(CUDA_VERSION),
-    "_cuda_synchronize": synchronize,
+    "_cuda_synchronize": device_module.synchronize,
     "_cuda_sleep": sleep,
     "_cuda_ipc_collect": _nothing,
     "_cuda_set_sync_debug_mode": set_sync_debug_mode,
     "_cuda_get_sync_debug_mode": get_sync_debug_mode,
     "_cuda_memoryStats": memory_stats,
-    "_cuda_resetPeakMemoryStats": reset_peak_memory_stats,
+    "_cuda_resetPeakMemoryStats": device_module.reset_peak_memory_stats,
     "_cuda_resetAccumulatedMemoryStats": reset_accumulated_memory_stats,
     "_cuda_hostMemoryStats": _always({}),
     "_cuda_resetPeakHostMemoryStats": _nothing,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.face.devices import inner
+from multigpu.virtual.patches.devices import inner
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import names
 

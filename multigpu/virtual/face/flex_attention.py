@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.face.cuda_only import say_once
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.left_out import say_once
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Registration, Row
 
 # Not torch._higher_order_ops.flex_attention, which is the operation of the same name.

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from multigpu.virtual.face import world
-from multigpu.virtual.face.devices import FACE
 from multigpu.virtual.faults import Faults, Kill, Slow
 from multigpu.virtual.options import from_environment
 from multigpu.virtual.patches import flight_recorder
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.record import VARIABLE as RECORDS
 from multigpu.virtual.sim import names

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.jit import _builtins
 
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import names
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch._C._jit_tree_views import Apply, BinOp, Ident, Select, StringLiteral
 from torch.jit import frontend
 
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import names
 

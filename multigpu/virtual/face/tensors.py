@@ -6,13 +6,12 @@ methods and functions that look at a device before the dispatcher does.
 """
 
 from collections.abc import Callable
-from inspect import unwrap
 from typing import Any
 
 import torch
 
-from multigpu.virtual.face.devices import FACE, Device, inner
-from multigpu.virtual.patches import pinned, typed_tensors
+from multigpu.virtual.face.typed_tensors import type_named
+from multigpu.virtual.patches.devices import Device, inner
 from multigpu.virtual.patches.replacing import Registration, Replacement, Row
 from multigpu.virtual.sim import names
 
@@ -40,20 +39,6 @@ def _is_cuda(original: Any) -> property:
     return property(lambda self: names.is_virtual(own(self)))
 
 
-def _to(original: Callable) -> Callable:
-    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args:
-            first = args[0]
-            translated = inner(first)
-            if translated is not first:
-                args = (translated, *args[1:])
-        if kwargs.get("device") is not None:
-            kwargs["device"] = inner(kwargs["device"])
-        return original(self, *args, **kwargs)
-
-    return to
-
-
 def _cuda(original: Callable) -> Callable:
     def cuda(
         self: Tensor,
@@ -74,32 +59,13 @@ def _type(original: Callable) -> Callable:
     def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **more: Any) -> Any:
         if dtype is None:
             return original(self).replace(f"torch.{names.INNER}.", "torch.cuda.")
-        cuda_type = _cuda_type(dtype)
+        cuda_type = type_named(dtype)
         if cuda_type is None:
             return original(self, dtype, non_blocking, **more)
         target = self.device if self.is_cuda else inner("cuda")
         return self.to(target, cuda_type.dtype, non_blocking=non_blocking)
 
     return type_
-
-
-def _with_inner_device(original: Callable) -> Callable:
-    """The function with its keyword argument `device` translated."""
-
-    def translated(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") is not None:
-            kwargs["device"] = inner(kwargs["device"])
-        return original(*args, **kwargs)
-
-    translated.__name__ = original.__name__
-    translated.__doc__ = original.__doc__
-    translated.__wrapped__ = original
-    return translated
-
-
-def _constructor(original: Callable) -> Callable:
-    """One of _CONSTRUCTORS with its device translated; pinned memory needs no driver."""
-    return _with_inner_device(pinned.pinning(original))
 
 
 def _make_wrapper_subclass(original: Any) -> staticmethod:
@@ -145,93 +111,28 @@ def _device_class(original: type) -> type:
     return Devices("device", (), {"__module__": "torch", "__doc__": original.__doc__})
 
 
-def _default_device(original: Callable) -> Callable:
-    """torch.set_default_device("cuda"), also for the functions that need the inner device."""
-
-    def function(
-        self: Any, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _INNER_ONLY and kwargs.get("device") is None:
-            kwargs = {**kwargs, "device": inner(self.device)}
-        return original(self, func, types, args, kwargs)
-
-    return function
-
-
-# ---- torch.cuda.FloatTensor and the like ---------------------------------------------------
-
-_TYPES = typed_tensors.types_of(FACE)
-
-
-def _cuda_type(dtype: Any) -> typed_tensors.TensorType | None:
-    """The class for torch.cuda.FloatTensor or its name; None for everything else."""
-    if isinstance(dtype, str):
-        prefix, _, name = dtype.rpartition(".")
-        return _TYPES.get(name) if prefix == "torch.cuda" else None
-    return dtype if isinstance(dtype, typed_tensors.TensorType) else None
-
-
-# ---- the rows ------------------------------------------------------------------------------
-
-_CONSTRUCTORS = (
-    "tensor",
-    "as_tensor",
-    "asarray",
-    "sparse_coo_tensor",
-    "sparse_csr_tensor",
-    "sparse_csc_tensor",
-    "sparse_compressed_tensor",
-)
-_INNER_ONLY = {unwrap(getattr(torch, name)) for name in _CONSTRUCTORS}
-_CONSTRUCTED = "it asks for CUDA before torch's dispatcher sees the device"
-
-
 def _register_builtins() -> None:
-    """Let torch.jit.script compile calls of what is replaced above as before."""
+    """Let torch.jit.script compile calls of torch.device as before."""
     from torch.jit._builtins import _find_builtin, _register_builtin
 
     _register_builtin(torch.device, _find_builtin(Device))
-    for name in _CONSTRUCTORS:
-        function = getattr(torch, name)
-        operation = _find_builtin(unwrap(function))
-        if operation is not None:
-            _register_builtin(function, operation)
 
 
 ROWS: tuple[Row, ...] = (
     Replacement("torch.Tensor", "device", _shown_device, "C++ shows the inner device"),
     Replacement("torch.Tensor", "is_cuda", _is_cuda, "C++ knows virtual GPUs as vgpu only"),
-    Replacement("torch.Tensor", "to", _to, "C++ would ask for CUDA's kernels"),
     Replacement("torch.Tensor", "cuda", _cuda, "C++ would ask for CUDA's kernels"),
     Replacement("torch.Tensor", "type", _type, "C++ would say torch.vgpu.FloatTensor"),
-    Replacement("torch.Tensor", "new_tensor", _with_inner_device, _CONSTRUCTED),
     Replacement(
         "torch.Tensor",
         "_make_wrapper_subclass",
         _make_wrapper_subclass,
         "a wrapper such as DTensor must have the inner device, for autograd's streams",
     ),
-    *(Replacement("torch", name, _constructor, _CONSTRUCTED) for name in _CONSTRUCTORS),
     Replacement("torch", "device", _device_class, "torch.device(1) would be vgpu:1"),
     Registration(
         ("torch.jit._builtins._builtin_table",),
         _register_builtins,
         "torch.jit.script knows functions by their identity",
-    ),
-    Replacement(
-        "torch.utils._device.DeviceContext",
-        "__torch_function__",
-        _default_device,
-        "the default device reaches constructors below their replacements",
-    ),
-    *(
-        Replacement(
-            "torch.cuda",
-            name,
-            lambda original, name=name: _TYPES[name],
-            "C++ makes these types for CUDA only",
-        )
-        for name in _TYPES
     ),
 )

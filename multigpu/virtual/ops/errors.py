@@ -13,15 +13,13 @@ import torchgen
 from multigpu.virtual.ops.generator import device_of
 from multigpu.virtual.ops.op_info import INDEXING, OpInfo
 from multigpu.virtual.ops.tensor import VirtualTensor
-from multigpu.virtual.sim import names
+from multigpu.virtual.sim import contents, names
 from multigpu.virtual.sim.machine import forked_error
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 # What a program does when it reads numbers, by torch's names of the operations.
 READS = {"_local_scalar_dense": "a decision", "_to_copy": "a copy to the host"}
-# What a program calls: the line of an error is not in these.
-LIBRARIES = sys.stdlib_module_names | {"torch", "multigpu"}
 
 
 def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
@@ -47,13 +45,8 @@ def no_numbers_error(what: str) -> RuntimeError:
 
 def _program_line() -> str:
     """The line of the program that called a library, "train.py, line 3: "; "" without one."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        library = frame.f_globals.get("__name__", "").partition(".")[0]
-        if library not in LIBRARIES:
-            return f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}: "
-        frame = frame.f_back
-    return ""
+    line = contents.program_line(sys._getframe(1))
+    return f"{os.path.basename(line[0])}, line {line[1]}: " if line else ""
 
 
 def check_storages(tensors: list[VirtualTensor]) -> None:

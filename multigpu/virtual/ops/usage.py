@@ -1,9 +1,8 @@
 """What a device's memory is used for: weights, gradients, activations and the rest."""
 
-from collections.abc import Iterator
-
 import torch
 
+from multigpu import nested
 from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.sim.machine import Machine
 
@@ -23,7 +22,7 @@ def memory_held(
     tensors = {
         "weights": [*model.parameters(), *model.buffers()],
         "gradients": [parameter.grad for parameter in model.parameters()],
-        "optimizer": tensors_in(list(optimizer.state.values())) if optimizer else (),
+        "optimizer": nested.tensors(optimizer.state) if optimizer else (),
     }
     for category, members in tensors.items():
         for tensor in members:
@@ -37,14 +36,3 @@ def memory_held(
         known = sum(usage[meter.device].values())
         usage[meter.device]["activations"] = meter.allocated - known
     return usage
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in nested dicts and lists, which an optimizer's state may have."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)

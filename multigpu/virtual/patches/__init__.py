@@ -25,7 +25,6 @@ from multigpu.virtual.patches import (
     script_modules,
     sharing,
     streams,
-    typed_tensors,
     updates,
 )
 from multigpu.virtual.patches.replacing import Registration, Replacement, Table
@@ -69,11 +68,6 @@ def _by_own_name() -> bool:
     return names.shown_type() == names.INNER
 
 
-def _make_from_data(original: Callable) -> Callable:
-    pinning = pinned.pinning(original) if _torch_has_no_gpu() else original
-    return current_device.make_from_data(pinning)
-
-
 def _accelerator_row(name: str, function: Callable) -> Replacement:
     return Replacement(
         "torch._C",
@@ -89,9 +83,6 @@ _GRADIENT_CHECK = (
 )
 _COMPILER = "torch.compile would make code for a real device"
 _LAZY = "the parameters of a lazy module have a class that a virtual tensor cannot have"
-_CURRENT_DEVICE = (
-    'for the device "vgpu", torch asks the device guard for the index, and it knows only 0'
-)
 _PINNED = "torch's own method raises if there is no accelerator with pinned memory"
 
 TABLE = Table(
@@ -169,19 +160,7 @@ TABLE = Table(
             _PINNED,
             when=_torch_has_no_gpu,
         ),
-        Replacement(
-            "torch.Tensor", "to", current_device.move, _CURRENT_DEVICE, when=_by_own_name
-        ),
-        *(
-            Replacement(
-                owner,
-                name,
-                _make_from_data,
-                f"{_CURRENT_DEVICE}; and pinned memory",
-                when=_by_own_name,
-            )
-            for owner, name in current_device.FROM_DATA
-        ),
+        *current_device.ROWS,
         *(
             _accelerator_row(name, function)
             for name, function in current_device.ACCELERATOR.items()
@@ -196,12 +175,6 @@ TABLE = Table(
                 when=_torch_has_no_gpu,
             )
             for name in pinned.FACTORIES
-        ),
-        Replacement(
-            "torch",
-            "set_default_tensor_type",
-            typed_tensors.set_default,
-            "torch knows the types of its own devices only",
         ),
         Replacement(
             "torch",
@@ -223,11 +196,12 @@ TABLE = Table(
         ),
         *(
             Replacement(
-                "torch.nn.parallel.comm",
+                owner,
                 function.__name__,
                 comm.for_virtual_gpus(function),
                 "DataParallel's copies: torch's own are written in C++, for CUDA and NCCL",
             )
+            for owner in ("torch.nn.parallel.comm", "torch.cuda.comm")
             for function in comm.FUNCTIONS
         ),
         *(

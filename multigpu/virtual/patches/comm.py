@@ -1,8 +1,8 @@
 """DataParallel's copies between virtual GPUs, which replace those of torch.nn.parallel.comm.
 
 torch's functions are written in C++, for CUDA and NCCL. The functions in this file have the
-same signatures and results. They replace torch's functions while virtual GPUs run, but tensors
-of other devices still go to torch's functions.
+same signatures, but for `out`, and the same results. They replace torch's functions while
+virtual GPUs run, but tensors of other devices still go to torch's functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,20 +53,8 @@ def _in_order_of(tensors: Sequence[Tensor], copies: list[Tensor]) -> list[Tensor
     return list(torch._utils._reorder_tensors_as(copies, list(tensors)))
 
 
-def broadcast(
-    tensor: Tensor,
-    devices: Sequence[Device] | None = None,
-    *,
-    out: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, ...]:
+def broadcast(tensor: Tensor, devices: Sequence[Device]) -> tuple[Tensor, ...]:
     """Copies of the tensor on the devices; on its own device, the tensor itself."""
-    if (devices is None) == (out is None):
-        raise RuntimeError(
-            f"Exactly one of 'devices' and 'out' must be specified, "
-            f"but got devices={devices} and out={out}"
-        )
-    if out is not None:
-        return tuple(target.copy_(tensor, non_blocking=True) for target in out)
     return tuple(tensor.to(_device(device), non_blocking=True) for device in devices)
 
 
@@ -140,24 +128,16 @@ def _sum(tensors: Sequence[Tensor], target: torch.device) -> Tensor:
 
 def scatter(
     tensor: Tensor,
-    devices: Sequence[Device] | None = None,
+    devices: Sequence[Device],
     chunk_sizes: Sequence[int] | None = None,
     dim: int = 0,
     streams: Sequence[torch.Stream | None] | None = None,
-    *,
-    out: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Send a chunk of the tensor to each device: equal chunks, or chunks of the given sizes.
 
     With `streams`, the copy to a device is on that device's stream. DataParallel passes
     streams for a tensor of the host, and then makes the current streams wait for them.
     """
-    if out is not None:
-        chunks = tensor.split([target.size(dim) for target in out], dim)
-        return tuple(
-            target.copy_(chunk, non_blocking=True)
-            for target, chunk in zip(out, chunks, strict=True)
-        )
     if chunk_sizes is None:
         chunks = tensor.chunk(len(devices), dim)
     else:
@@ -176,24 +156,17 @@ def gather(
     tensors: Sequence[Tensor],
     dim: int = 0,
     destination: Device | None = None,
-    *,
-    out: Tensor | None = None,
 ) -> Tensor:
     """The tensors of several devices, concatenated along `dim` on the destination.
 
     The default destination is the current device; -1 is the CPU.
     """
-    if out is not None:
-        target = out.device
-    elif destination is None:
+    if destination is None:
         target = _device(torch.vgpu.current_device())
     else:
         target = _device(destination)
     non_blocking = target.type != "cpu"
-    whole = torch.cat(
-        [tensor.to(target, non_blocking=non_blocking) for tensor in tensors], dim
-    )
-    return whole if out is None else out.copy_(whole)
+    return torch.cat([tensor.to(target, non_blocking=non_blocking) for tensor in tensors], dim)
 
 
 # These replace the functions of the same name in torch.nn.parallel.comm.

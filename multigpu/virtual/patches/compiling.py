@@ -3,7 +3,6 @@
 The program runs operation by operation, with the same numbers.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -11,18 +10,17 @@ from typing import Any
 
 import torch
 
-SENTENCE = "torch.compile is left out on virtual GPUs: the operations run one by one."
+from multigpu.virtual.left_out import say_once
+
+SENTENCE = "torch.compile is left out: a virtual GPU runs each operation by itself."
 
 
 def leave_out(original: Callable) -> Callable:
     """torch.compile that returns the model or the function itself, and says so once."""
-    said = []
 
     @wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
-        if not said and os.environ.get("RANK", "0") == "0":
-            said.append(True)
-            print(SENTENCE, file=sys.stderr)
+        say_once(SENTENCE)
         # Without a model, it is used as a decorator with options.
         return (lambda decorated: decorated) if model is None else model
 

@@ -1,89 +1,89 @@
 """The current device, for what torch asks of its device guard and of its accelerator.
 
-`torch.vgpu.set_device(1)` makes "vgpu" mean vgpu:1. Factory functions reach dispatch with the
-device "vgpu", and dispatch adds the index. `Tensor.to`, torch.tensor and similar functions ask
-the device guard in C++ instead, and a guard of Python has index 0 only: these functions get
-the index here.
+`torch.cuda.set_device(1)` makes "cuda" mean cuda:1. Factory functions reach dispatch with a
+device without an index, and dispatch adds it. `Tensor.to`, torch.tensor and similar functions
+ask the device guard in C++ instead, and a guard of Python has index 0 only; or they ask CUDA.
+So these functions get the inner device with its index here (devices.py).
 """
 
 from collections.abc import Callable
 from functools import cache, wraps
+from inspect import unwrap
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _device
+from torch.jit import _builtins
 
-from multigpu.virtual.patches import device_module
+from multigpu.virtual.patches import device_module, pinned
+from multigpu.virtual.patches.devices import inner
+from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim.machine import current_index
 
 # These functions make a tensor from data.
-FROM_DATA = (
-    ("torch", "tensor"),
-    ("torch", "as_tensor"),
-    ("torch", "asarray"),
-    ("torch", "sparse_coo_tensor"),
-    ("torch", "sparse_csr_tensor"),
-    ("torch.Tensor", "new_tensor"),
+CONSTRUCTORS = (
+    "tensor",
+    "as_tensor",
+    "asarray",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "sparse_csc_tensor",
+    "sparse_compressed_tensor",
 )
+_ORIGINALS = {unwrap(getattr(torch, name)) for name in CONSTRUCTORS}
 
 
-def with_index(device: Any) -> Any:
-    """The device with the current index, if it is "vgpu" without one; else unchanged."""
-    if type(device) is str:
-        return f"vgpu:{current_index()}" if device == "vgpu" else device
-    if type(device) is torch.device and device.type == "vgpu" and device.index is None:
-        return torch.device("vgpu", current_index())
-    return device
-
-
-def move(original: Callable) -> Callable:
-    """torch.Tensor.to, which Module.to also calls, with the current device."""
+def _to(original: Callable) -> Callable:
+    """torch.Tensor.to, which Module.to also calls."""
 
     @wraps(original)
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # The guard's index is right for the first device, and most programs use no other one.
-        if current_index():
-            if args:
-                args = (with_index(args[0]), *args[1:])
-            if "device" in kwargs:
-                kwargs["device"] = with_index(kwargs["device"])
+        if args:
+            first = args[0]
+            translated = inner(first)
+            if translated is not first:
+                args = (translated, *args[1:])
+        if kwargs.get("device") is not None:
+            kwargs["device"] = inner(kwargs["device"])
         return original(self, *args, **kwargs)
 
     return to
 
 
-# A cache, because TorchScript keeps the id of each replacement until the process ends.
+# Cached, because torch.jit knows a function by its id, which must not become another one's.
 @cache
-def make_from_data(original: Callable) -> Callable:
-    """torch.tensor and the other functions of FROM_DATA, with the current device."""
-    # torch caches a set of its functions at the first `with torch.device(…)`.
-    _device._device_constructors()
+def _with_inner_device(original: Callable) -> Callable:
+    """The function with its keyword argument `device` translated."""
+    builtin = _builtins._find_builtin(unwrap(original))
 
     @wraps(original)
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if current_index():
-            # Without an argument, torch takes the device of `with torch.device(…)`.
-            device = kwargs.get("device")
-            device = with_index(_default_device() if device is None else device)
-            if device is not None:
-                kwargs["device"] = device
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = inner(kwargs["device"])
         return original(*args, **kwargs)
 
-    # TorchScript finds torch's functions by their identity.
-    operation = torch.jit._builtins._find_builtin(original)
-    if operation is not None:
-        torch.jit._builtins._register_builtin(made, operation)
-    return made
+    if builtin is not None:
+        # torch.jit.script compiles a call of the replacement as a call of the original.
+        _builtins._register_builtin(translated, builtin)
+    return translated
 
 
-def _default_device() -> torch.device | None:
-    """The device of the innermost `with torch.device(…)`, or of set_default_device."""
-    if not torch._C._len_torch_function_stack():
-        return None
-    modes = reversed(_get_current_function_mode_stack())
-    contexts = (mode for mode in modes if isinstance(mode, _device.DeviceContext))
-    return next((context.device for context in contexts), None)
+def _constructor(original: Callable) -> Callable:
+    """One of CONSTRUCTORS with its device translated; pinned memory needs no driver."""
+    return _with_inner_device(pinned.pinning(original))
+
+
+def _default_device(original: Callable) -> Callable:
+    """torch.set_default_device, and `with torch.device(…)`, also for CONSTRUCTORS."""
+
+    def function(
+        self: Any, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ORIGINALS and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": inner(self.device)}
+        return original(self, func, types, args, kwargs)
+
+    return function
 
 
 def exchange(index: int) -> int:
@@ -104,8 +104,18 @@ ACCELERATOR: dict[str, Callable] = {
     "_accelerator_synchronizeDevice": device_module.synchronize,
     "_accelerator_isAllocatorInitialized": device_module.is_available,
     "_accelerator_emptyCache": device_module.empty_cache,
-    "_accelerator_getDeviceStats": device_module.memory_stats,
-    "_accelerator_getMemoryInfo": device_module.mem_get_info,
-    "_accelerator_resetPeakStats": device_module.reset_peak_memory_stats,
-    "_accelerator_resetAccumulatedStats": device_module.reset_accumulated_memory_stats,
 }
+
+
+_INDEX = "it asks the device guard, which knows index 0 only, or CUDA's driver"
+ROWS: tuple[Row, ...] = (
+    Replacement("torch.Tensor", "to", _to, _INDEX),
+    Replacement("torch.Tensor", "new_tensor", _with_inner_device, _INDEX),
+    *(Replacement("torch", name, _constructor, _INDEX) for name in CONSTRUCTORS),
+    Replacement(
+        "torch.utils._device.DeviceContext",
+        "__torch_function__",
+        _default_device,
+        "the default device reaches constructors below their replacements",
+    ),
+)

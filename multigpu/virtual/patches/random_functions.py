@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import torch
 
-from multigpu.virtual.patches.device_index import Device, meter_of
+from multigpu.virtual.patches.devices import DeviceLike, meter_of
 from multigpu.virtual.sim import machine as _machine
 
 
-def default_generator(device: Device = None) -> torch.Generator:
+def default_generator(device: DeviceLike = None) -> torch.Generator:
     """The generator from which a device draws, unless a call names another one."""
     meter = meter_of(device)
     return meter.machine.generators[meter.index]
@@ -26,22 +26,7 @@ def manual_seed_all(seed: int) -> None:
         generator.manual_seed(seed)
 
 
-def seed() -> None:
-    """Seed the current device's random numbers with a random number."""
-    default_generator().seed()
-
-
-def seed_all() -> None:
-    """Seed every device's random numbers with one random number."""
-    manual_seed_all(default_generator().seed())
-
-
-def initial_seed() -> int:
-    """The seed of the current device."""
-    return default_generator().initial_seed()
-
-
-def get_rng_state(device: Device = None) -> torch.Tensor:
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     """The state of the device's random numbers: 16 bytes, as on CUDA (ops/generator.py)."""
     return default_generator(device).get_state()
 
@@ -51,7 +36,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [generator.get_state() for generator in _machine.current().generators]
 
 
-def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Set the state of the device's random numbers."""
     default_generator(device).set_state(new_state)
 

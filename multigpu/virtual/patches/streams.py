@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.patches.by_device import class_by_device
-from multigpu.virtual.patches.device_index import Device, meter_of
+from multigpu.virtual.patches.devices import DeviceLike, meter_of
 from multigpu.virtual.sim import machine as _machine
 from multigpu.virtual.sim import names
 from multigpu.virtual.sim.clock import Clock
@@ -34,7 +34,7 @@ class Stream(torch.Stream):
     that does not exist becomes the nearest one, as in torch.cuda.
     """
 
-    def __new__(cls, device: Device = None, priority: int = 0, **ids: int) -> "Stream":
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **ids: int) -> "Stream":
         """A stream of the device; with stream_id and device_index, a stream that exists."""
         if not ids:
             index = meter_of(device).index
@@ -215,12 +215,12 @@ class Event(torch.Event):
         return f"<{name} device={self.device} simulated time={self._time:.9f} s>"
 
 
-def default_stream(device: Device = None) -> Stream:
+def default_stream(device: DeviceLike = None) -> Stream:
     """The device's default stream."""
     return Stream(stream_id=DEFAULT, device_index=meter_of(device).index)
 
 
-def current_stream(device: Device = None) -> Stream:
+def current_stream(device: DeviceLike = None) -> Stream:
     """This thread's current stream for the device: the default stream, unless it was set."""
     stream = _machine.current().clock.current_streams()[meter_of(device).index]
     return Stream(stream_id=stream.number, device_index=stream.device)
@@ -267,7 +267,7 @@ class StreamContext:
 def stream_class(original: type[torch.Stream]) -> type[torch.Stream]:
     """A class that replaces torch.Stream: a call can make a virtual GPU's stream."""
 
-    def is_virtual(device: Device = None, **ids: int) -> bool:
+    def is_virtual(device: DeviceLike = None, **ids: int) -> bool:
         if ids.get("device_type") is not None:
             return ids["device_type"] == DEVICE_TYPE
         return _is_virtual(device)
@@ -278,16 +278,16 @@ def stream_class(original: type[torch.Stream]) -> type[torch.Stream]:
 def event_class(original: type[torch.Event]) -> type[torch.Event]:
     """A class that replaces torch.Event: a call can make a virtual GPU's event."""
 
-    def is_virtual(device: Device = None, **options: bool) -> bool:
+    def is_virtual(device: DeviceLike = None, **options: bool) -> bool:
         return _is_virtual(device)
 
-    def make(device: Device = None, **options: bool) -> Event:
+    def make(device: DeviceLike = None, **options: bool) -> Event:
         return Event(**options)
 
     return class_by_device(original, is_virtual, make)
 
 
-def _is_virtual(device: Device) -> bool:
+def _is_virtual(device: DeviceLike) -> bool:
     """Whether a generic call means a virtual GPU: None and an index are the accelerator's."""
     if device is None or isinstance(device, int):
         accelerator = torch.accelerator.current_accelerator()

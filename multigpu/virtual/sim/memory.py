@@ -184,10 +184,6 @@ class Meter:
         totals = (nbytes + freed[0], freed[0], self.num_allocations, freed[1])
         return dict(zip(ACCUMULATED, totals, strict=True))
 
-    def sizes(self) -> list[int]:
-        """The bytes of each allocation that exists now."""
-        return [allocation.nbytes for allocation in self.living()]
-
     def living(self) -> "list[Allocation]":
         """The allocations that exist now."""
         self._collect_freed()

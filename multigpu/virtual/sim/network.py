@@ -41,10 +41,10 @@ from functools import cached_property
 from math import ceil, floor, log2
 from typing import Literal
 
-from multigpu.errors import UserError, pluralize
+from multigpu.errors import UserError
 from multigpu.virtual.sim.presets import NETWORKS, Link
 
-Algorithm = Literal["ring", "tree", "hierarchical"]
+Algorithm = Literal["ring", "tree"]
 
 LL, LL128, SIMPLE = range(3)
 # A copy between a GPU and the host's pinned memory reaches this part of the link; one with
@@ -219,16 +219,13 @@ def collective_seconds(
     "scatter" or "alltoall". For allreduce, broadcast, reduce and alltoall, `nbytes` is the
     size of one rank's tensor; for the others it is the size of all ranks' chunks together.
 
-    `algorithm` is for allreduce: "ring", "tree", or "hierarchical", which is reduce-scatter
-    inside the nodes, all-reduce across the nodes and all-gather inside the nodes. By default
-    it is the faster of ring and tree, as in NCCL, which has no hierarchical all-reduce.
+    `algorithm` is for allreduce: "ring" or "tree"; by default the faster one, as in NCCL.
 
-    Raises UserError for another name, for an algorithm that the collective does not have, and
-    for a hierarchical all-reduce of a group with different numbers of ranks on its nodes.
+    Raises UserError for another name, and for an algorithm that the collective does not have.
     """
     if name not in TRAFFIC:
         raise UserError(f"there is no collective {name!r}: use one of {', '.join(TRAFFIC)}.")
-    algorithms = ("ring", "tree", "hierarchical") if name == "allreduce" else ("ring",)
+    algorithms = ("ring", "tree") if name == "allreduce" else ("ring",)
     if algorithm is not None and algorithm not in algorithms:
         raise UserError(
             f"{name} has no algorithm {algorithm!r}: use {' or '.join(algorithms)}."
@@ -237,8 +234,6 @@ def collective_seconds(
         return 0.0
     if name in ("gather", "scatter", "alltoall"):
         return _messages_seconds(name, nbytes, group)
-    if algorithm == "hierarchical":
-        return _hierarchical_seconds(nbytes, group)
     times = []
     for protocol in group.protocols:
         if algorithm != "tree":
@@ -339,27 +334,6 @@ def _tree_seconds(nbytes: float, group: Group, protocol: int | None) -> float:
     return seconds + 2 * nbytes / bandwidth
 
 
-def _hierarchical_seconds(nbytes: float, group: Group) -> float:
-    """Reduce-scatter inside each node, all-reduce across nodes, all-gather inside each node.
-
-    Each GPU of a node all-reduces its part, nbytes / per_node, with its twins on the other
-    nodes, over its own adapter or its part of the node's.
-    """
-    if group.ranks != group.nodes * group.per_node:
-        raise UserError(
-            f"a hierarchical all-reduce needs equally many ranks on each node, but "
-            f"{pluralize(group.ranks, 'rank')} are on {pluralize(group.nodes, 'node')}: use "
-            f"'ring' or 'tree'."
-        )
-    inside = Group(group.network, group.per_node, 1, group.per_node)
-    twins = Group(group.network, group.nodes, group.nodes, 1)
-    return (
-        collective_seconds("reduce_scatter", nbytes, inside)
-        + collective_seconds("allreduce", nbytes / group.per_node, twins)
-        + collective_seconds("allgather", nbytes, inside)
-    )
-
-
 def _messages_seconds(name: str, nbytes: float, group: Group) -> float:
     """gather, scatter and alltoall: each rank sends a chunk to the root, or to every rank.
 
@@ -381,7 +355,7 @@ def _bandwidth(link: Link) -> float:
     return link.nccl.bandwidth if link.nccl else link.bandwidth
 
 
-def _step(algorithm: Literal["ring", "tree"], link: Link, protocol: int | None) -> float:
+def _step(algorithm: Algorithm, link: Link, protocol: int | None) -> float:
     """Seconds of one step over the link."""
     if link.nccl is None or protocol is PLAIN:
         return link.latency

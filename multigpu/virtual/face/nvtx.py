@@ -1,4 +1,4 @@
-"""torch.vgpu.nvtx: a program's ranges are marks of the simulated timeline (sim/notes.py)."""
+"""torch.cuda.nvtx: a program's ranges are marks of the simulated timeline (sim/notes.py)."""
 
 import threading
 from collections.abc import Iterator
