@@ -183,6 +183,13 @@ def test_the_gradient_of_an_activation_is_rounded_once(two, activation):
     assert torch.equal(*gradients)
 
 
+def test_integers_are_counted_as_on_cuda(two):
+    """torchtitan counts so the tokens of each expert; the CPU has no such kernel."""
+    experts = torch.tensor([[0, 3], [3, 1], [3, 0]], device=two[0])
+    counts = torch.histc(experts, bins=4, min=0, max=4)
+    assert counts.tolist() == [2, 1, 0, 3] and counts.dtype is torch.int64
+
+
 @pytest.mark.parametrize(("dims", "with_weight"), [(1, True), (3, False)])
 def test_rms_norm(two, dims, with_weight):
     generator = torch.Generator().manual_seed(0)

@@ -195,6 +195,13 @@ def _one_hot(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
     return one_hot(*args, **kwargs)
 
 
+def histc(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """aten::histc, for integers, too, as on CUDA; they are counted exactly below 2**53."""
+    if values.dtype.is_floating_point:
+        return aten.histc.default(values, bins, min, max)
+    return aten.histc.default(values.double(), bins, min, max).to(values.dtype)
+
+
 def convolution(images: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
     """aten::convolution: if the images have the channels last, so has the output.
 
@@ -254,6 +261,7 @@ def rms_norm_backward(
 
 KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
     aten.convolution: convolution,
+    aten.histc: histc,
     aten.convolution_backward: convolution_backward,
     aten._thnn_fused_lstm_cell: lstm_cell,
     aten._thnn_fused_lstm_cell_backward_impl: lstm_cell_backward,
