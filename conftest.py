@@ -24,6 +24,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest_plugins = ["nbval_report"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """All workers share one warm process, which imports torch, and TensorFlow, once."""
+    if config.getoption("numprocesses", None) and not config.option.collectonly:
+        warm.python()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """The ranks of this process, and the kernels of notebooks, start as warm.py describes.

@@ -84,7 +84,7 @@ def test_the_script_trains_on_three_gpus(tmp_path, npz):
     CNN().load_state_dict(torch.load(tmp_path / "o" / "model.pt", map_location="cpu"))
 
 
-def test_without_the_sum_of_gradients_the_proof_fails(tmp_path, npz):
+def test_without_the_sum_of_gradients_the_proof_fails(in_forks, tmp_path, npz):
     """Only the first GPU's gradients count; as it is, two GPUs equal one."""
     fault = "from torch.nn.parallel import comm\n"
     fault += "comm.reduce_add_coalesced = lambda inputs, *_: tuple(inputs[0])"

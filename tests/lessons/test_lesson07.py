@@ -10,14 +10,9 @@ import torch
 from commands import ROOT, planted, run_script
 from torch.utils.data import TensorDataset
 
-pytest.importorskip("tensorflow")
-from multigpu import data, tf_common
+from multigpu import data
 from multigpu.models import CNN
-from multigpu.tf_common import tf
 
-# Before TensorFlow's first operation. Four, because another test file in this process needs
-# four.
-DEVICES = tf_common.devices(4)[:2]
 STEMS = ("TF_CNN_MultiGPU", "TF_CNN_CustomLoop")
 FLAGS = ("--epochs", 2, "--batch-size", 12, "--prove")
 
@@ -32,6 +27,19 @@ original = lesson.read_data
 double = lambda images, labels, weights: (images, labels, 2 * weights)
 lesson.read_data = lambda *args: original(*args).map(double)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tensorflow():
+    """Import it before the first test, not with this file: each worker imports all files."""
+    global tf, tf_common, DEVICES
+    pytest.importorskip("tensorflow")
+    from multigpu import tf_common
+    from multigpu.tf_common import tf
+
+    # Before TensorFlow's first operation. Four, because another test file in this process
+    # needs four.
+    DEVICES = tf_common.devices(4)[:2]
 
 
 def lesson(stem: str, *flags: object, **more: object):
@@ -168,7 +176,7 @@ def test_an_optimizer_that_is_not_built_outside_is_an_error(monkeypatch):
         module.train_epoch(strategy, step, batches)
 
 
-def one_weight() -> tf.keras.Model:
+def one_weight() -> "tf.keras.Model":
     """A model with one weight, compiled with a large learning rate."""
     dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
@@ -176,7 +184,7 @@ def one_weight() -> tf.keras.Model:
     return model
 
 
-def batches_of(*numbers: float) -> tf.data.Dataset:
+def batches_of(*numbers: float) -> "tf.data.Dataset":
     """One batch per number, from which the model should learn the number."""
     rows = (np.ones((len(numbers), 1)), np.array(numbers))
     return tf.data.Dataset.from_tensor_slices(rows).batch(1)

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from commands import ROOT, clean_environment, free_ports, planted, run_script, t
 
 from multigpu import tf_config
 
-pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.skipif(not find_spec("tensorflow"), reason="needs TensorFlow")
 STEM = "TF_CNN_MultiNode"
 PAGE = ROOT / "lessons" / "08-tf-multi-node"
 SCRIPT = ROOT / "scripts" / f"{STEM}.py"

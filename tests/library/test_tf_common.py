@@ -9,14 +9,21 @@ import torch
 import torch.nn.functional as F
 from commands import ROOT, run, run_script
 
-pytest.importorskip("tensorflow")
-from multigpu import data, errors, proof, tf_common
+from multigpu import data, errors, proof
 from multigpu.models import CNN
-from multigpu.tf_common import tf
 
 pytestmark = pytest.mark.slow
 
-PLACES = tf_common.devices(4)  # before anything else: TensorFlow starts once in a process
+
+@pytest.fixture(scope="module", autouse=True)
+def tensorflow():
+    """Import it before the first test, not with this file: each worker imports all files."""
+    global tf, tf_common, PLACES
+    pytest.importorskip("tensorflow")
+    from multigpu import tf_common
+    from multigpu.tf_common import tf
+
+    PLACES = tf_common.devices(4)  # before anything else: TensorFlow starts once in a process
 
 
 def test_tensorflow_starts_without_scikit_learn_which_can_be_imported_later(tmp_path):

@@ -1,4 +1,4 @@
-"""Wrong programs fail with their cause, right ones hold: wrong_cases.py has all of them.
+"""Wrong programs fail with their cause, right ones hold: faults.txt has all of them.
 
 `make test` plants one fault of each mechanism; with ALL_PROOFS=1, `make test-prove`, all.
 """

@@ -1,5 +1,9 @@
-"""What prove does to a reference: its batch, its last step, its GPUs, its random rows."""
+"""What prove does to a reference: its batch, its last step, its GPUs, its random rows.
 
+`make test` proves one program for each; ALL_PROOFS=1, `make test-prove`, proves all.
+"""
+
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,8 @@ import wrong_cases
 
 from multigpu import prove
 from multigpu.prove.inside import randomness
+
+MORE = pytest.mark.skipif("ALL_PROOFS" not in os.environ, reason="make test-prove runs it")
 
 # A step of both optimizers; the replicas of the function data_parallel have a BatchNorm.
 GAN = """
@@ -153,6 +159,7 @@ def test_a_rate_that_grows_with_the_batch(proved: Callable, rate: str, kind: str
     ), str(proof)
 
 
+@MORE
 @pytest.mark.slow
 def test_pipelines_that_each_read_a_batch(proved: Callable) -> None:
     """Two pipelines of two stages, against one, whose first step reads a micro-batch twice."""
@@ -160,6 +167,7 @@ def test_pipelines_that_each_read_a_batch(proved: Callable) -> None:
     assert proof.verdict == "holds" and "multiplied by 2" in "".join(proof.notes), str(proof)
 
 
+@MORE
 @pytest.mark.slow
 def test_hybrid_shards_that_each_read_a_batch(proved: Callable) -> None:
     """A mesh of 2 × 2 ranks, each with rows of its own: four parts of a batch."""
@@ -193,9 +201,12 @@ def test_weights_in_16_bit_round_otherwise(proved: Callable) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("18", "equal 1 rank in 10 steps"),  # the last batch of a rank has one row
+        # The last batch of a rank has one row.
+        pytest.param("18", "equal 1 rank in 10 steps", marks=MORE),
         ("19", "the ranks read 2 rows, and one GPU 3: DistributedSampler(drop_last=True)"),
-        ("17", "the ranks are in epoch 2, and one GPU reads 1 row of epoch 1"),
+        pytest.param(
+            "17", "the ranks are in epoch 2, and one GPU reads 1 row of epoch 1", marks=MORE
+        ),
     ],
 )
 def test_the_end_of_an_epoch(proved: Callable, rows: str, said: str) -> None:
@@ -206,7 +217,10 @@ def test_the_end_of_an_epoch(proved: Callable, rows: str, said: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "ending"),
-    [("1e-2", ": holds"), ("1e-2 * dp_size", "and 0.01 in the reference: fails")],
+    [
+        ("1e-2", ": holds"),
+        pytest.param("1e-2 * dp_size", "and 0.01 in the reference: fails", marks=MORE),
+    ],
 )
 def test_pairs_that_each_read_a_batch(proved: Callable, rate: str, ending: str) -> None:
     """Two pairs with 4 rows each, against one pair, whose batch becomes 8 rows, not 16.

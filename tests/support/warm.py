@@ -56,6 +56,8 @@ TORCH = (
 )
 # In a program's environment: the seconds after which it prints the stacks of its threads.
 WHERE_AFTER = "WARM_WHERE_AFTER"
+# The folder of a server that runs already.
+SHARED = "WARM_FOLDER"
 INTERRUPTED = object()  # the end of a program by Ctrl-C, beside exit codes
 TENSORFLOW = ("multigpu.tf_common", "keras")
 SUPPORT = Path(__file__).parent
@@ -66,8 +68,14 @@ SUPPORT = Path(__file__).parent
 
 @cache
 def python() -> Path:
-    """The command that starts a program in a fork. The first call starts the server."""
+    """The command that starts a program in a fork. The first call starts the server.
+
+    The processes that this one starts later use the same server: pytest's workers, say.
+    """
+    if SHARED in os.environ:
+        return Path(os.environ[SHARED], "python")
     folder = Path(tempfile.mkdtemp(prefix="warm"))
+    os.environ[SHARED] = str(folder)
     real = "REAL_START" in os.environ
     for name in ("python", "python3", *PROGRAMS):
         words = [sys.executable, "-IS", str(SUPPORT / "warm_client.py"), str(folder), name]

@@ -74,14 +74,6 @@ def test_sparse_gradients_are_added_up(two):
     torch.testing.assert_close(model[2].weight.grad.cpu(), serial[2].weight.grad)
 
 
-def test_data_parallel_without_the_sum_of_gradients_differs(two, monkeypatch):
-    """The equality is due to the sum of the replicas' gradients."""
-    monkeypatch.setattr(
-        comm, "reduce_add_coalesced", lambda inputs, destination=None: tuple(inputs[0])
-    )
-    assert difference(*data_parallel(two)) > 1e-3
-
-
 def test_an_error_in_a_replica_names_it(two):
     model = nn.DataParallel(nn.Linear(3, 2).to(two[0]))
     with pytest.raises(RuntimeError, match="Caught RuntimeError in replica 0 on device 0"):
