@@ -20,11 +20,12 @@ x = torch.ones(2**20, device="cuda:0")
 y = (x + 1).to("cuda:1")
 print("sum", y.sum().item())
 """
-# Waits until this process has written its record.
+# Waits until this process has written its record, with the peak of 8 MiB.
 WRITTEN = """
 import os, signal, time
 from pathlib import Path
-while not list(Path(os.environ["MULTIGPU_VIRTUAL_RECORDS"]).glob(f"{os.getpid()}-*.json")):
+folder = Path(os.environ["MULTIGPU_VIRTUAL_RECORDS"])
+while not any("8388608" in p.read_text() for p in folder.glob(f"{os.getpid()}-*.json")):
     time.sleep(0.01)
 """
 

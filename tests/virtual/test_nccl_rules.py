@@ -231,6 +231,27 @@ print(json.dumps([got, given.tolist(), own.tolist(), dist.get_process_group_rank
     assert third == [[], [1.0] * 3, [2.0] * 3, [2]]
 
 
+def test_collectives_of_a_rank_that_is_ahead(tmp_path):
+    """Rank 0 launches three before rank 1 launches its first: gloo pairs all of them."""
+    for found in results(
+        tmp_path,
+        """
+start()
+dist.all_reduce(full(1))
+torch.cuda.synchronize()
+tensors = [full(number, 100 * number) for number in (1, 2, 3)]
+works = []
+for tensor in tensors:
+    works.append(dist.all_reduce(tensor, async_op=True))
+    time.sleep(0.1 * rank)
+for work in works:
+    work.wait()
+print(json.dumps([tensor[0].item() for tensor in tensors]))
+""",
+    ):
+        assert found == [2.0, 4.0, 6.0]
+
+
 def test_the_messages_of_a_batch_keep_their_order(tmp_path):
     """Two to one rank, beside one that comes back: which is first differs on the ranks."""
     _, got = results(
