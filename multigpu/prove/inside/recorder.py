@@ -331,12 +331,21 @@ class Recorder:
         finally:
             self.in_backward = before
 
-    def reduces(self, in_backward: bool) -> None:
-        """Note a reduction in an optimizer's step, or (`in_backward`) in a hook before it."""
+    def reduces(self, in_backward: list[torch.Tensor]) -> None:
+        """Note a reduction in an optimizer's step, or one of a gradient before it.
+
+        `in_backward` are the tensors, if the program reduces some of them into others.
+        """
         if self.running and self.running[0].step is not None:
             self.running[0].step.reduces = True
         elif self.in_backward and in_backward:
-            self.pending.reduces = True
+            gradients = [p.grad for module in self.modules for p in module.parameters()]
+            # Not the activations of sequence parallelism.
+            self.pending.reduces |= any(
+                tensor is gradient or (tensor._base is gradient is not None)
+                for tensor in in_backward
+                for gradient in gradients
+            )
 
     def skip_step(self) -> None:
         """Drop what was recorded for a step that a loss scaler does not make."""

@@ -229,8 +229,9 @@ def wrap_collectives(recorder: Any) -> None:
                 # One number is a norm, or whether a gradient is infinite.
                 if any(tensor.numel() > 1 for tensor in tensors):
                     own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
-                    # The gradients stay what they are, as in an all-reduce they do not.
-                    recorder.reduces(in_backward=own and name.startswith("reduce_scatter"))
+                    # An all-reduce in a hook changes the gradient itself.
+                    elsewhere = own and name.startswith("reduce_scatter")
+                    recorder.reduces(tensors if elsewhere else [])
                 return original(*args, **kwargs)
 
             return reduction
