@@ -231,6 +231,27 @@ print(json.dumps([got, given.tolist(), own.tolist(), dist.get_process_group_rank
     assert third == [[], [1.0] * 3, [2.0] * 3, [2]]
 
 
+def test_a_default_device_is_the_programs_alone(tmp_path):
+    """What the ranks exchange beside the program's tensors stays on the host."""
+    for found in results(
+        tmp_path,
+        """
+torch.set_default_device("cuda")
+start()
+dist.barrier()
+x, parts = full(rank, 2), [full(0), full(0)]
+dist.all_to_all(parts, [full(rank), full(rank)])
+if rank == 0:
+    dist.send(full(7, 2), 1)
+else:
+    dist.recv(x, 0)
+dist.all_reduce(x)
+print(json.dumps([x.tolist(), [part.item() for part in parts]]))
+""",
+    ):
+        assert found == [[7.0, 7.0], [0.0, 1.0]]
+
+
 def test_collectives_of_a_rank_that_is_ahead(tmp_path):
     """Rank 0 launches three before rank 1 launches its first: gloo pairs all of them."""
     for found in results(

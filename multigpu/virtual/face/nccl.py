@@ -135,7 +135,9 @@ def _classes(in_world: bool) -> tuple[type, type]:
             return min(self.used_devices, default=guess)
 
         def gpu_identity(self) -> torch.Tensor:
-            return torch.tensor(place(running(), self.device_index()), dtype=torch.float64)
+            return torch.tensor(
+                place(running(), self.device_index()), dtype=torch.float64, device="cpu"
+            )
 
     rules = () if in_world else (NcclGroup,)
 

@@ -100,7 +100,7 @@ class Kernel:
         self.done = threading.Event()
         self.error: Exception | None = None
         self.stuck = ""
-        self.rows = torch.zeros(0)
+        self.rows = torch.zeros(0, device="cpu")
 
     def wait(
         self, on_a_gpu_too: bool = False, give_up: Callable[[], bool] = lambda: False
@@ -322,7 +322,7 @@ class Communicator:
         gpus = {own: self.group.gpu_identity()}
         if self.channel == 0:
             # As long a row as a collective's.
-            row = torch.cat([gpus[own], torch.zeros(1)])
+            row = torch.cat([gpus[own], torch.zeros(1, device="cpu")])
             gathered = self._gather(_labelled(row, CONNECTION, Call("", 0, 0, 0, torch.uint8)))
             gpus = dict(enumerate(_agreed(*gathered)[:, :-1].tolist()))
         else:
@@ -368,7 +368,9 @@ class Communicator:
         def run(kernel: Kernel) -> None:
             kernel.rows = _agreed(*gathered())
             if splits:
-                work, every = self._gather(torch.tensor(splits, dtype=torch.float64))
+                work, every = self._gather(
+                    torch.tensor(splits, dtype=torch.float64, device="cpu")
+                )
                 work.wait()
                 _check_splits(every.tolist())
             for work in move():

@@ -182,7 +182,7 @@ class NcclGroup(VirtualGroup):
 
     def gpu_identity(self) -> Tensor:
         """Two numbers that no other GPU has: here each rank has a GPU of its own."""
-        return torch.tensor([-1.0, self.rank()], dtype=torch.float64)
+        return torch.tensor([-1.0, self.rank()], dtype=torch.float64, device="cpu")
 
     def device_index(self) -> int:
         """The GPU of the collective that this rank launches; here all of a rank's are one."""
@@ -297,8 +297,8 @@ class NcclGroup(VirtualGroup):
         self.sequence += 1
         line = program_line(sys._getframe(1))
         call = Call("BARRIER", self.sequence, 1, 1, torch.float32, (1,), line=line)
-        row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64)
-        number = torch.zeros(1)
+        row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64, device="cpu")
+        number = torch.zeros(1, device="cpu")
 
         def move() -> list:
             return [self.gloo.allreduce([number], dist.AllreduceOptions())]

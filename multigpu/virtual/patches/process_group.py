@@ -127,7 +127,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _wait_for_all(self, time: float) -> float:
         """Wait for all ranks; return the largest of their numbers `time`."""
-        times = torch.tensor([time], dtype=torch.float64)
+        times = torch.tensor([time], dtype=torch.float64, device="cpu")
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         self.gloo.allreduce([times], options).wait()
@@ -154,7 +154,9 @@ class VirtualGroup(dist.ProcessGroup):
         network = work.meter.machine.network
         arrival, node = work.arrival.tolist()
         row = [arrival, _traffic(name, args, self.size()), node]
-        rows = self._launch(work, method, args, torch.tensor(row, dtype=torch.float64))
+        rows = self._launch(
+            work, method, args, torch.tensor(row, dtype=torch.float64, device="cpu")
+        )
         root = getattr(args[-1], "rootRank", 0)
         parts = splits_of(method, args, self.size()) if name == "alltoall" else []
         itemsize = next(tensors_in(args)).itemsize
@@ -227,7 +229,7 @@ class VirtualGroup(dist.ProcessGroup):
         network = work.meter.machine.network
         nbytes = sum(tensor.nbytes for tensor in tensors)
         payloads = [] if work.has_shapes else prepare(payloads_of(tensors))
-        row = torch.tensor([nbytes, *work.arrival.tolist()], dtype=torch.float64)
+        row = torch.tensor([nbytes, *work.arrival.tolist()], dtype=torch.float64, device="cpu")
         peer_row = torch.zeros_like(row)
         self._launch_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
 
@@ -301,7 +303,7 @@ class VirtualGroup(dist.ProcessGroup):
         # Shapes have nothing to send: only time passes.
         work.has_shapes = any(tensor._payload.is_meta for tensor in virtual)
         arrival = [clock.launch_collective(meter.index), self._node(meter)]
-        work.arrival = torch.tensor(arrival, dtype=torch.float64)
+        work.arrival = torch.tensor(arrival, dtype=torch.float64, device="cpu")
         self.recent.append(work)
         if self.coalesced is not None:
             self.coalesced.append(work)

@@ -45,7 +45,7 @@ class VirtualWork(dist.Work):
         self.has_shapes = False
         self.phase = clock.phase()
         self.stream = clock.current_streams()[meter.index].number
-        self.arrival = torch.zeros(0)
+        self.arrival = torch.zeros(0, device="cpu")
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         # Called if it fails: later works of its lane do not wait for it.
         self.leave_lane: Callable[[], None] = lambda: None
