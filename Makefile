@@ -84,7 +84,7 @@ test-quick: lint
 # Four workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 # A test that fails beside others runs once more, alone. What passes only then has a race, and is named.
 test: lint
-	@echo "running all tests: about 18 minutes on 2 cores"
+	@echo "running all tests: about 15 minutes on 2 cores"
 	multigpu slurm install --with-mpi --with-bubblewrap || true
 	pytest --numprocesses=4 --cache-clear || { test $$? = 1 && python tests/support/failed.py; }
 
@@ -117,7 +117,7 @@ test-mutations: $(INSTALLED)
 	python tests/mutations/run.py
 
 test-grading: $(INSTALLED)
-	@echo "grading about 800 answers with known scores: about 40 minutes on 2 cores"
+	@echo "grading about 800 answers with known scores: about 30 minutes on 2 cores"
 	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py tests/grading/test_worth.py
 
 test-attacks: $(INSTALLED)
@@ -142,7 +142,7 @@ test-outside: $(INSTALLED)
 	@python tests/outside/run.py "$(FROM)"
 
 test-prove: $(INSTALLED)
-	@echo "proving about 130 programs with and without a fault, and 50 right ones: 15 minutes on 2 cores"
+	@echo "proving about 145 programs with and without a fault, and 50 right ones: 10 minutes on 2 cores"
 	ALL_PROOFS=1 pytest tests/prove --numprocesses=2
 
 # The same files that GitHub and JupyterLab show, with search and dark mode; nothing comes from outside.
