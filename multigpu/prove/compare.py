@@ -555,7 +555,7 @@ def _in_any_order(
                 for record, steps in zip(parallel.records, parallel.by_key, strict=True)
                 if key in steps
             ]
-            # The sum of squares is what rounding is measured by.
+            # Limits are relative to the norm, whose square is the second sum.
             size = np.array([math.sqrt(own[1]), own[1], own[1] ** 1.5])
             if all(
                 other is None or (np.abs(other - own) <= limit * size).all()

@@ -25,8 +25,8 @@ def watch() -> None:
     sys.meta_path.insert(0, refused)
 
     def after() -> None:
-        # put_on imports torch.utils.flop_counter, which would import triton, and take a
-        # second. A CUDA build warns that it finds none.
+        # put_on imports torch.utils.flop_counter, which would import triton in each process.
+        # A CUDA build warns that it finds none.
         import logging
 
         refused.refuses_triton = True

@@ -1,9 +1,9 @@
 """Packages that a run on virtual GPUs does not import as they are.
 
 The import of those whose kernels run on real GPUs only raises one sentence. Triton, if it is
-installed, raises it when a kernel is launched: programs import it, torchtitan for example, and
-launch none of its kernels for most models. NVML's package (pynvml, which nvidia-ml-py
-installs) is a stand-in, which knows the virtual GPUs.
+installed, raises it when a kernel is launched: a program can import it and launch none of its
+kernels, as torchtitan does without expert parallelism. NVML's package (pynvml, which
+nvidia-ml-py installs) is a stand-in, which knows the virtual GPUs.
 
 Python imports this module at its start, in every process of a run: it imports little.
 """

@@ -11,8 +11,8 @@ changes lines of one of them. faults.txt has the faults, one after the other:
     @@
     - lines of another place, further down
 
-CAUSE is the one that must be named, and "holds" where the program stays right. Fields are
-those of Fault. The old lines of a place occur once behind the place before it.
+`multigpu prove` must name CAUSE. If the change leaves the program right, CAUSE is "holds".
+FIELD is a field of Fault. After the place before it, the old lines of a place occur once.
 """
 
 from dataclasses import dataclass, field
