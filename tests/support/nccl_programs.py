@@ -17,7 +17,7 @@ os.environ.update(
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 from multigpu.virtual import face
 from multigpu.virtual.options import VARIABLE, Options
-options = Options(gpus=size, timeout=2.0)
+options = Options(gpus=size, timeout=2.0, **json.loads(sys.argv[4]))
 os.environ[VARIABLE] = options.to_json()
 if not face.is_on():
     face.put_on(options)
@@ -40,13 +40,19 @@ def error_of(function, *arguments, **more):
 """
 
 
-def run(tmp_path: Path, program: str, size: int = 2) -> list:
-    """The processes of a program's ranks, ended; each with its output as one text."""
+def run(tmp_path: Path, program: str, size: int = 2, **options: bool) -> list:
+    """The processes of a program's ranks, ended; each with its output as one text.
+
+    `options` are more of `multigpu virtual`'s.
+    """
     script = tmp_path / "program.py"
     script.write_text(HEAD + program)
     (port,) = free_ports(1)
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: run_script(script, rank, port, size), range(size)))
+        more = json.dumps(options)
+        return list(
+            pool.map(lambda rank: run_script(script, rank, port, size, more), range(size))
+        )
 
 
 def results(tmp_path: Path, program: str, size: int = 2) -> list:

@@ -368,8 +368,8 @@ for work in works:
         ["OpType=SEND", "rank 1 has left"],
         "rank 1, which never calls the receive",
     ),
-    "a longer receive": (
-        "dist.recv(full(0, 8), 0) if rank else dist.send(full(0, 4), 1)",
+    "a shorter receive": (
+        "dist.recv(full(0, 4), 0) if rank else dist.send(full(0, 8), 1)",
         ["4 elements", "8 elements"],
         "need the same size",
     ),
@@ -408,6 +408,16 @@ def test_a_wrong_program_stands_still_and_says_why(stood_still, name):
         assert line in waiting.stdout
     (said,) = re.findall("^  likely: .*$", waiting.stdout, re.MULTILINE)
     assert likely in said
+
+
+def test_a_longer_receive_of_shapes_stands_still(tmp_path):
+    first, second = run(
+        tmp_path,
+        "start()\ndist.recv(full(0, 8), 0) if rank else dist.send(full(0, 4), 1)",
+        shapes_only=True,
+    )
+    waiting = first if first.returncode else second
+    assert "need the same size" in waiting.stdout
 
 
 def test_a_late_rank_ends_the_group_after_its_own_timeout(tmp_path):

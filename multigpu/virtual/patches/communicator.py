@@ -41,6 +41,9 @@ ANOTHER_GPU = (
 )
 # The numbers by which the ranks of a collective know that they call the same.
 LABEL = 5
+# The tags of a communicator's messages are this far apart, and tell this many sizes apart.
+TAGS = 8
+SIZES = 2**27
 # Seconds after which a host that waits tells the other ranks so.
 PATIENCE = 0.2
 
@@ -89,8 +92,8 @@ class Kernel:
     ):
         self.run = run
         self.calls = calls
-        # The places in `calls` of those messages whose numbers have arrived.
-        self.arrived: set[int] = set()
+        # Of messages: those that `calls` are, in this order.
+        self.messages: Sequence[Message] = ()
         self.communicator = communicator
         # Whether NCCL's watchdog has reported it, and lets it be.
         self.reported = False
@@ -154,7 +157,8 @@ class Kernel:
 
     def unfinished(self) -> list[Call]:
         """The calls that still wait for a rank."""
-        return [call for i, call in enumerate(self.calls) if i not in self.arrived]
+        arrived = {i for i, message in enumerate(self.messages) if message.fits()}
+        return [call for i, call in enumerate(self.calls) if i not in arrived]
 
 
 class _Waits:
@@ -195,7 +199,8 @@ waiting = _Waiting()
 class Message(NamedTuple):
     """A part of a kernel: `payloads` go to, or come from, the rank `peer` of the group.
 
-    `row` has the sender's or the receiver's numbers, which the peer gets.
+    `row` has the sender's or the receiver's numbers, which the peer gets. `peer_row` has the
+    peer's when it is there, and NaN before.
     """
 
     is_send: bool
@@ -203,6 +208,10 @@ class Message(NamedTuple):
     payloads: list[Tensor]
     row: Tensor
     peer_row: Tensor
+
+    def fits(self) -> bool:
+        """Whether the peer is there, with as many bytes: the first number of a row."""
+        return bool(self.row[0] == self.peer_row[0])
 
 
 class Communicator:
@@ -229,16 +238,18 @@ class Communicator:
         *calls: Call,
         entry: Entry | None = None,
         begin: Callable[[], Any] | None = None,
+        messages: Sequence[Message] = (),
     ) -> Kernel:
         """Launch a kernel; `run` moves its numbers, in this communicator's thread.
 
-        entry  the kernel's in the flight recorder
-        begin  starts what `run` waits for first; is called if no kernel is before this one
+        entry     the kernel's in the flight recorder
+        begin     starts what `run` waits for first; is called if no kernel is before this one
+        messages  those that `calls` are
         """
         if self._is_aborted:
             raise self.group.aborted_error()
         self.connect(calls)
-        kernel = self._launch(run, calls, begin)
+        kernel = self._launch(run, calls, begin, messages)
         if entry is not None:
             entry.kernel = kernel
         return kernel
@@ -267,8 +278,10 @@ class Communicator:
         run: Callable[[Kernel], None],
         calls: Sequence[Call],
         begin: Callable[[], Any] | None = None,
+        messages: Sequence[Message] = (),
     ) -> Kernel:
         kernel = Kernel(run, calls, self)
+        kernel.messages = messages
         # gloo pairs the works of the ranks in the order of their starts, so two threads of
         # the program must not start and launch in different orders.
         with self._launching:
@@ -323,8 +336,9 @@ class Communicator:
         if self.channel == 0:
             # As long a row as a collective's.
             row = torch.cat([gpus[own], torch.zeros(1, device="cpu")])
-            gathered = self._gather(_labelled(row, CONNECTION, Call("", 0, 0, 0, torch.uint8)))
-            gpus = dict(enumerate(_agreed(*gathered)[:, :-1].tolist()))
+            label = Call("", 0, 0, 0, torch.uint8)
+            exchange = self._exchange(_labelled(row, CONNECTION, label))
+            gpus = dict(enumerate(_agreed(*exchange)[:, :-1].tolist()))
         else:
             (peer,) = (rank for rank in self.ranks if rank != own)
             theirs = torch.zeros_like(gpus[own])
@@ -339,10 +353,20 @@ class Communicator:
             if other != own and identity == gpus[own]:
                 raise duplicate_error(own, other, int(identity[1]))
 
-    def _gather(self, row: Tensor) -> tuple[dist.Work, Tensor]:
-        """Start to gather the ranks' rows: (gloo's work, the matrix that it fills)."""
+    def _exchange(self, row: Tensor) -> tuple[list[dist.Work], Tensor]:
+        """Start to exchange the ranks' rows: (gloo's works, the matrix that they fill).
+
+        Messages: gloo's all-gather first wakes up a thread, which takes longer than they do.
+        """
+        gloo, own = self.group.gloo, self.group.rank()
         rows = row.new_empty(self.group.size(), len(row))
-        return self.group.gloo._allgather_base(rows.view(-1), row), rows
+        rows[own] = row
+        works = []
+        for peer in range(len(rows)):
+            if peer != own:
+                works.append(gloo.recv([rows[peer]], peer, self.channel))
+                works.append(gloo.send([row], peer, self.channel))
+        return works, rows
 
     def collective(
         self,
@@ -363,81 +387,61 @@ class Communicator:
         """
         own = _labelled(row, name, call)
         # Starts with the first call.
-        gathered = functools.cache(lambda: self._gather(own))
+        exchange = functools.cache(lambda: self._exchange(own))
 
         def run(kernel: Kernel) -> None:
-            kernel.rows = _agreed(*gathered())
+            kernel.rows = _agreed(*exchange())
             if splits:
-                work, every = self._gather(
-                    torch.tensor(splits, dtype=torch.float64, device="cpu")
-                )
-                work.wait()
-                _check_splits(every.tolist())
+                every = torch.tensor(splits, dtype=torch.float64, device="cpu")
+                _check_splits(_finished(*self._exchange(every)).tolist())
             for work in move():
                 work.wait()
 
-        return self.launch(run, call, entry=entry, begin=gathered)
+        return self.launch(run, call, entry=entry, begin=exchange)
 
-    def messages(self, messages: list[Message]) -> Callable[[Kernel], None]:
-        """The `run` of messages that move at the same time.
+    def messages(
+        self, messages: Sequence[Message], calls: Sequence[Call], entry: Entry | None
+    ) -> Kernel:
+        """Launch messages that move at the same time; `calls` has one for each.
 
-        A row and its tensors have tags of their own. gloo keeps the order of equal tags.
+        A row and its tensors have tags of their own, and gloo keeps the order of equal tags.
+        Tensors start with their row: those of another size have another tag, so that gloo, which
+        would end the process, never sees a receive of another size than its message.
         """
-        gloo = self.group.gloo
+        gloo, own = self.group.gloo, self.group.rank()
+        others = [message for message in messages if message.peer != own]
+        sent, received = (
+            [one for one in messages if one.peer == own and one.is_send == is_send]
+            for is_send in (True, False)
+        )
 
-        def move(message: Message) -> None:
-            first, second = (1, 2) if message.is_send else (2, 1)
-            works = [
-                gloo.send([message.row], message.peer, self.channel + first),
-                gloo.recv([message.peer_row], message.peer, self.channel + second),
-            ]
-            for work in works:
-                work.wait()
-            # The first number of a row is that of the bytes.
-            if message.row[0] != message.peer_row[0]:
-                raise Mismatch("the sender and the receiver have different sizes")
-            call = gloo.send if message.is_send else gloo.recv
-            for payload in message.payloads:
-                call([payload], message.peer, self.channel + 3).wait()
-
-        # Messages in one direction between two ranks keep their order; others need not wait
-        # for them.
-        chains: dict[tuple[int, bool], list[int]] = {}
-        for i, message in enumerate(messages):
-            chains.setdefault((message.peer, message.is_send), []).append(i)
-        own = self.group.rank()
-        to_itself = chains.pop((own, True), []), chains.pop((own, False), [])
+        @functools.cache
+        def begin() -> tuple[list[dist.Work], list[dist.Work]]:
+            rows, payloads = [], []
+            for one in others:
+                first, second = (1, 2) if one.is_send else (2, 1)
+                rows.append(gloo.send([one.row], one.peer, self.channel + first))
+                rows.append(gloo.recv([one.peer_row], one.peer, self.channel + second))
+                move = gloo.send if one.is_send else gloo.recv
+                for payload in one.payloads:
+                    tag = self.channel + 3 + payload.nbytes % SIZES * TAGS
+                    payloads.append(move([payload], one.peer, tag))
+            return rows, payloads
 
         def run(kernel: Kernel) -> None:
-            errors: list[Exception] = []
-            if len(to_itself[0]) != len(to_itself[1]):
+            if len(sent) != len(received):
                 raise Mismatch("a batch has not as many sends to its own rank as receives")
-            for sent, received in zip(*to_itself, strict=True):
-                _hand_over(messages[sent], messages[received])
-                kernel.arrived |= {sent, received}
+            for pair in zip(sent, received, strict=True):
+                _hand_over(*pair)
+            rows, payloads = begin()
+            for work in rows:
+                work.wait()
+            if not all(one.fits() for one in others):
+                raise Mismatch("the sender and the receiver have different sizes")
+            for work in payloads:
+                work.wait()
 
-            @torch.inference_mode()
-            def follow(chain: list[int]) -> None:
-                try:
-                    for i in chain:
-                        move(messages[i])
-                        kernel.arrived.add(i)
-                except (Mismatch, RuntimeError) as error:
-                    errors.append(error)
-
-            first, *others = chains.values() or [[]]
-            threads = [
-                threading.Thread(target=follow, args=(chain,), daemon=True) for chain in others
-            ]
-            for thread in threads:
-                thread.start()
-            follow(first)
-            for thread in threads:
-                thread.join()
-            if errors:
-                raise errors[0]
-
-        return run
+        return self.launch(run, *calls, entry=entry, begin=begin, messages=messages)
 
 
 def _hand_over(sent: Message, received: Message) -> None:
@@ -463,10 +467,16 @@ def _labelled(row: Tensor, name: str, call: Call) -> Tensor:
     return torch.cat([row, row.new_tensor([*numbers, len(call.sizes), call.root])])
 
 
-def _agreed(work: dist.Work, rows: Tensor) -> Tensor:
+def _finished(works: list[dist.Work], rows: Tensor) -> Tensor:
+    """The ranks' rows, when an exchange is done."""
+    for work in works:
+        work.wait()
+    return rows
+
+
+def _agreed(works: list[dist.Work], rows: Tensor) -> Tensor:
     """The ranks' rows, without their labels. Raises Mismatch if these differ."""
-    work.wait()
-    labels = rows[:, -LABEL:]
+    labels = _finished(works, rows)[:, -LABEL:]
     if not (labels == labels[0]).all():
         if zlib.crc32(CONNECTION.encode()) in labels[:, 0]:
             raise Mismatch(ANOTHER_GPU)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _ProcessGroupWrapper
 
 from multigpu.virtual.ops.tensor import VirtualTensor
-from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
+from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo, Pair
 from multigpu.virtual.patches.communicator import (
     Call,
     Communicator,
@@ -237,8 +237,10 @@ class NcclGroup(VirtualGroup):
         self._compare(method, args)
         payloads = () if work.has_shapes else each(_wire, payloads_of(args))
 
+        gloo = Pair(self.gloo) if self.size() == 2 else self.gloo
+
         def moves() -> list:
-            return [] if work.has_shapes else move(self.gloo, *payloads)
+            return [] if work.has_shapes else move(gloo, *payloads)
 
         entry = self._recorded(method, args)
         kernel = self.communicator().collective(row, name, call, splits, moves, entry)
@@ -293,19 +295,14 @@ class NcclGroup(VirtualGroup):
         return call, splits_of(method, args, self.size()) if name == "alltoall" else []
 
     def _wait_for_all(self, time: float) -> float:
-        # NCCL's barrier is an all-reduce of one number.
+        # NCCL's barrier is an all-reduce of one number, and the rows' exchange is a barrier.
         self.sequence += 1
         line = program_line(sys._getframe(1))
         call = Call("BARRIER", self.sequence, 1, 1, torch.float32, (1,), line=line)
         row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64, device="cpu")
-        number = torch.zeros(1, device="cpu")
-
-        def move() -> list:
-            return [self.gloo.allreduce([number], dist.AllreduceOptions())]
-
-        side = [(number.shape, number.dtype)]
+        side = [(torch.Size([1]), torch.float32)]
         entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
-        kernel = self.communicator().collective(row, "allreduce", call, [], move, entry)
+        kernel = self.communicator().collective(row, "allreduce", call, [], list, entry)
         kernel.wait(on_a_gpu_too=True)
         return kernel.rows[:, 0].max().item()
 
@@ -336,8 +333,7 @@ class NcclGroup(VirtualGroup):
             self._batch.append((work, message, call))
             return
         communicator = self.communicator(None if self._messages_share() else rank)
-        kernel = communicator.launch(communicator.messages([message]), call, entry=entry)
-        work.works.append(kernel)
+        work.works.append(communicator.messages([message], [call], entry))
 
     def _messages_share(self) -> bool:
         """Whether single messages use the communicator of all ranks: with `device_id`."""
@@ -357,8 +353,7 @@ class NcclGroup(VirtualGroup):
             messages = [message for _, message, _ in batch]
             calls = [call for _, _, call in batch]
             entry = recorder().record(self, COALESCED, [], [])
-            run = communicator.messages(messages)
-            kernel = communicator.launch(run, *calls, entry=entry)
+            kernel = communicator.messages(messages, calls, entry)
             for work, _, _ in batch:
                 work.works.append(kernel)
         return super()._end_coalescing(device)

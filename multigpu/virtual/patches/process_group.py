@@ -8,6 +8,7 @@ their simulated times and their nodes through gloo.
 """
 
 import atexit
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -230,7 +231,7 @@ class VirtualGroup(dist.ProcessGroup):
         nbytes = sum(tensor.nbytes for tensor in tensors)
         payloads = [] if work.has_shapes else prepare(payloads_of(tensors))
         row = torch.tensor([nbytes, *work.arrival.tolist()], dtype=torch.float64, device="cpu")
-        peer_row = torch.zeros_like(row)
+        peer_row = torch.full_like(row, math.nan)
         self._launch_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
 
         def span() -> tuple[float, float]:
