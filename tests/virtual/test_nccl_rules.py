@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from commands import run_script
 from nccl_programs import results, run
 
 from multigpu.virtual.patches import standstill
+from multigpu.virtual.patches.communicator import Communicator
 
 
 def test_two_ranks_on_one_gpu(tmp_path):
@@ -408,6 +410,25 @@ def test_a_wrong_program_stands_still_and_says_why(stood_still, name):
         assert line in waiting.stdout
     (said,) = re.findall("^  likely: .*$", waiting.stdout, re.MULTILINE)
     assert likely in said
+
+
+def test_kernels_start_in_the_order_of_their_launches():
+    """gloo pairs the ranks' works in the order of their starts; here two threads launch."""
+    communicator = Communicator(None, [0, 1], 0)
+    started, ran = [], []
+
+    def launch(number: int) -> None:
+        def begin() -> None:
+            started.append(number)
+            # Long enough that the other thread starts and launches if nothing holds it up.
+            time.sleep(0.5 - number / 4)
+
+        communicator._launch(lambda kernel: ran.append(number), [], begin).done.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(launch, range(2)))
+    communicator.close()
+    assert ran[0] == started[0]
 
 
 def test_a_longer_receive_of_shapes_stands_still(tmp_path):

@@ -151,6 +151,9 @@ def test_triton_is_imported_and_its_kernels_are_not_launched(tmp_path):
         "class KernelInterface:\n    def __getitem__(self, grid):\n        return print\n"
     )
     program = """
+import sys
+import torch
+assert "triton" not in sys.modules, "the run's start has imported it"
 import triton.runtime.jit
 kernel = type("Kernel", (triton.runtime.jit.KernelInterface,), {})()
 try:
@@ -158,7 +161,8 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    done = virtual(tmp_path, write(tmp_path, program), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    path = f"{tmp_path}:{ROOT}"
+    done = virtual(tmp_path, write(tmp_path, program), real=True, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout
     assert "triton does not run on virtual GPUs, because its kernels" in done.stdout
     assert "launched" not in done.stdout

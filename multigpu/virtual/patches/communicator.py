@@ -405,8 +405,8 @@ class Communicator:
         """Launch messages that move at the same time; `calls` has one for each.
 
         A row and its tensors have tags of their own, and gloo keeps the order of equal tags.
-        Tensors start with their row: those of another size have another tag, so that gloo, which
-        would end the process, never sees a receive of another size than its message.
+        Tensors start with their row, before the ranks know that they fit. gloo ends a process
+        whose receive is shorter than the message, so other sizes have other tags.
         """
         gloo, own = self.group.gloo, self.group.rank()
         others = [message for message in messages if message.peer != own]
