@@ -81,7 +81,8 @@ class Allocator:
             if place < len(free) and (pool.fine or self._suits(free[place][0], size)):
                 if self.settings.expandable:
                     place = expandable.least_growing(free, place)
-                chunk = free.pop(place)[2]
+                chunk = free[place][2]
+                del free[place]
             else:
                 chunk = self._grow(pool, size)
                 if chunk is None:

@@ -222,7 +222,8 @@ class Meter:
             if allocation.born <= self.contents.born:
                 self.contents.forget(allocation)
             allocation.born = self.num_allocations
-            self._note_end(allocation)
+            if self.contents.history is not None:
+                self._note_end(allocation)
         allocation.nbytes = nbytes
         if old is not None:
             self.allocator.free(old)
@@ -256,7 +257,8 @@ class Meter:
             if allocation.chunk is not None:
                 if allocation.born <= self.contents.born:
                     self.contents.forget(allocation)
-                self._note_end(allocation)
+                if self.contents.history is not None:
+                    self._note_end(allocation)
                 self.allocator.free(allocation.chunk)
 
     def _time(self) -> float:
@@ -265,11 +267,10 @@ class Meter:
 
     def _note_end(self, allocation: "Allocation") -> None:
         """Note, for the memory over time, that an allocation ends or gets another size."""
-        if self.contents.history is not None:
-            now = self._time()
-            part = (allocation.since, now, allocation.nbytes, allocation.kind)
-            self.contents.history.append(part)
-            allocation.since = now
+        now = self._time()
+        part = (allocation.since, now, allocation.nbytes, allocation.kind)
+        self.contents.history.append(part)
+        allocation.since = now
 
     def history(self) -> list[tuple[float, float, int, str]]:
         """(from, until, bytes, kind) of each allocation so far; what exists ends now."""
