@@ -28,12 +28,12 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from multigpu import sandbox
 from multigpu.files import write_json
 from multigpu.grading import grade, release, solution
 from multigpu.grading.pool import Pool
 from multigpu.grading.solution import dumps
 from multigpu.grading.submissions import Submission
+from multigpu.launch import sandbox
 
 HERE = Path(__file__).parent
 ROUNDS = 2

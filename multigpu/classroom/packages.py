@@ -4,7 +4,7 @@ import os
 
 from multigpu.classroom.commands import last_lines, run, which
 from multigpu.errors import UserError
-from multigpu.terminal import announce
+from multigpu.launch.terminal import announce
 
 # Debian's package → a program in it
 PACKAGES = {"munge": "munged", "slurm-wlm": "slurmd"}

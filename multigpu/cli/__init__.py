@@ -16,7 +16,7 @@ from multigpu import __version__, classroom
 from multigpu.cli import exercises, memory, prove, scaling, virtual
 from multigpu.course import find_root
 from multigpu.errors import UserError
-from multigpu.terminal import announce
+from multigpu.launch.terminal import announce
 from multigpu.virtual import after_torch
 
 # typer's class, or click's: typer brings its own click, or needs the other one.

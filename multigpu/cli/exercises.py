@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from multigpu.errors import UserError, pluralize, warn
-from multigpu.terminal import announce, is_terminal
+from multigpu.launch.terminal import announce, is_terminal
 
 exercise = typer.Typer(no_args_is_help=True, help="Check your answers, or make exercises.")
 Lessons = Annotated[
@@ -174,7 +174,7 @@ def _say_what_is_kept(done: int, output: Path) -> None:
 
 def _sandbox() -> str:
     """The path of bubblewrap. Raises UserError if it does not work here."""
-    from multigpu import sandbox
+    from multigpu.launch import sandbox
 
     found = sandbox.probe()
     if found.works and found.program:

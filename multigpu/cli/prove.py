@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from multigpu.cli.virtual import check_files
-from multigpu.terminal import announce
+from multigpu.launch.terminal import announce
 
 
 def prove(

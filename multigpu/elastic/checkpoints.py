@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from multigpu import checkpoint
+from multigpu.elastic import checkpoint_file
 from multigpu.elastic.folder import CheckpointFolder
 from multigpu.elastic.writer import Writer
 from multigpu.launch.rendezvous import fail_together
@@ -49,7 +49,7 @@ class Checkpoints:
                 if newest is not None:
                     path, found[0] = newest
                     other = "give another --out for a new run"
-                    checkpoint.compare(path, found[0], parts, self.settings, other)
+                    checkpoint_file.compare(path, found[0], parts, self.settings, other)
                     print(f"resumed from {path}", flush=True)
         dist.broadcast_object_list(found, src=0)
         if found[0] is None:
@@ -65,7 +65,7 @@ class Checkpoints:
         """
         if self.writer is not None:
             content = {
-                "format": checkpoint.FORMAT,
+                "format": checkpoint_file.FORMAT,
                 "parts": {name: part.state_dict() for name, part in parts.items()},
                 "settings": self.settings,
                 "position": position,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from multigpu import files
-from multigpu.checkpoint import read
+from multigpu.elastic.checkpoint_file import read
 from multigpu.errors import UserError, pluralize, warn
 from multigpu.launch.world import World
 

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from multigpu import sandbox
 from multigpu.exercise import seccomp
 from multigpu.exercise.channel import Channel
 from multigpu.exercise.given import seal
 from multigpu.exercise.student import serve
+from multigpu.launch import sandbox
 
 NEWNS = 0x00020000
 NEWIPC = 0x08000000

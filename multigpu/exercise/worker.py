@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from multigpu import sandbox
 from multigpu.exercise import processes
 from multigpu.exercise.budget import SECONDS
 from multigpu.exercise.session import CannotRun, Limits, Session
+from multigpu.launch import sandbox
 
 START_SECONDS = 180  # torch's and TensorFlow's import from a slow disk
 MEMORY_INTERVAL = 0.1  # seconds between two looks at the memory of all sessions

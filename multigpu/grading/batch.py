@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from multigpu import sandbox
 from multigpu.course import LESSONS
 from multigpu.errors import UserError
 from multigpu.files import atomic, write_json
@@ -20,6 +19,7 @@ from multigpu.grading import (
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import find
+from multigpu.launch import sandbox
 
 LESSON = "lesson.txt"
 

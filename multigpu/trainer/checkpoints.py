@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from multigpu.checkpoint import random_states, set_random_states
+from multigpu.elastic.checkpoint_file import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.launch.rendezvous import fail_together
 from multigpu.trainer import checkpoint_io

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from multigpu.checkpoint import random_states, set_random_states
+from multigpu.elastic.checkpoint_file import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.fit_data import FitData

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from multigpu.checkpoint import random_states, set_random_states
+from multigpu.elastic.checkpoint_file import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 

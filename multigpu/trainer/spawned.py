@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multigpu.checkpoint import random_states, set_random_states
 from multigpu.devices import to_cpu
+from multigpu.elastic.checkpoint_file import random_states, set_random_states
 from multigpu.trainer import checkpoints
 from multigpu.trainer.run import Task
 from multigpu.trainer.state import State

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import multigpu
-from multigpu import sandbox
 from multigpu.exercise import seccomp
 from multigpu.exercise.session import Limits, Session, StudentError
 from multigpu.exercise.worker import Worker
+from multigpu.launch import sandbox
 
 pytestmark = [
     pytest.mark.slow,
@@ -109,7 +109,7 @@ def test_it_sees_neither_files_nor_processes_of_others(worker, session, tmp_path
 
 
 FROM_TMP = """
-from multigpu import sandbox
+from multigpu.launch import sandbox
 from multigpu.exercise.worker import Worker
 
 worker = Worker(sandbox.probe().program)

@@ -19,12 +19,12 @@ from attack import (
 )
 from known import notebook, reference
 
-from multigpu import sandbox
 from multigpu.grading import reports
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, read
 from multigpu.grading.solution import find as find_solution
 from multigpu.grading.submissions import Submission
+from multigpu.launch import sandbox
 
 CHECKOUT = Path(__file__).parents[2]
 # `make test` runs these, `make test-attacks` all.

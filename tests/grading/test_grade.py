@@ -20,7 +20,6 @@ import pytest
 import small_exercise
 from known import graded, notebook, reference
 
-from multigpu import sandbox
 from multigpu.cli import exercises
 from multigpu.errors import UserError
 from multigpu.exercise import budget
@@ -28,6 +27,7 @@ from multigpu.grading import batch, grade, marking, temporary
 from multigpu.grading.marking import Outcome
 from multigpu.grading.pool import Pool
 from multigpu.grading.submissions import Submission
+from multigpu.launch import sandbox
 
 pytestmark = pytest.mark.slow
 RIGHT = small_exercise.RIGHT

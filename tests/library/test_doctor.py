@@ -14,7 +14,7 @@ import pytest
 from multigpu import __version__
 from multigpu.cli import doctor
 from multigpu.cli.doctor import machine, pytorch, software
-from multigpu.commands import run_bounded
+from multigpu.launch.commands import run_bounded
 
 pytestmark = pytest.mark.slow
 

@@ -13,15 +13,20 @@ import torch.distributed as dist
 from commands import run_script
 from small_disk import small_disk
 
-from multigpu import checkpoint
-from multigpu.elastic import CheckpointFolder, Writer, checkpoint_name, report_lost_ranks
+from multigpu.elastic import (
+    CheckpointFolder,
+    Writer,
+    checkpoint_file,
+    checkpoint_name,
+    report_lost_ranks,
+)
 from multigpu.errors import UserError
 from multigpu.launch import World
 
 
 def content(step: int) -> dict:
     return {
-        "format": checkpoint.FORMAT,
+        "format": checkpoint_file.FORMAT,
         "parts": {},
         "settings": {},
         "position": {"steps": step, "weights": torch.full((1000,), float(step))},

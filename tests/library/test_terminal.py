@@ -7,7 +7,7 @@ import sys
 import pytest
 from commands import clean_environment
 
-from multigpu.terminal import announce
+from multigpu.launch.terminal import announce
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_log_has_no_announcement(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-ANNOUNCE = "from multigpu.terminal import announce; announce('starting')"
+ANNOUNCE = "from multigpu.launch.terminal import announce; announce('starting')"
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 from known import notebook, reference
 
-from multigpu import sandbox
 from multigpu.grading import grade
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution
 from multigpu.grading.submissions import Submission
+from multigpu.launch import sandbox
 
 FOLDER = Path(__file__).parents[1] / "grading" / "attacks"
 PR_SET_CHILD_SUBREAPER = 36

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from multigpu import sandbox
 from multigpu.grading import grade, release
 from multigpu.grading import solution as solutions
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, dumps
 from multigpu.grading.submissions import Submission
+from multigpu.launch import sandbox
 
 FOLDER = Path(__file__).parents[1] / "grading" / "known"
 

@@ -52,7 +52,7 @@ TORCH = (
     "multigpu.trainer",
     "multigpu.virtual.control",
     "multigpu.proof",
-    "multigpu.checkpoint",
+    "multigpu.elastic.checkpoint_file",
 )
 # In a program's environment: the seconds after which it prints the stacks of its threads.
 WHERE_AFTER = "WARM_WHERE_AFTER"

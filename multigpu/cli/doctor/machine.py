@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from multigpu.commands import SECONDS
+from multigpu.launch.commands import SECONDS
 
 OK, WARN, MISSING = "ok", "warn", "missing"
 GIB = 2**30

@@ -8,7 +8,7 @@ import re
 import sys
 
 from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
-from multigpu.commands import first_line, last_line, run_bounded
+from multigpu.launch.commands import first_line, last_line, run_bounded
 
 TORCH_FROM, TORCH_BELOW = (2, 11), (2, 14)  # as in pyproject.toml
 TORCH_SECONDS = 20  # a first import from a network file system is slow

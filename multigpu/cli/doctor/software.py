@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 
-from multigpu import sandbox as bubblewrap
 from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
-from multigpu.commands import first_line, run_bounded
+from multigpu.launch import sandbox as bubblewrap
+from multigpu.launch.commands import first_line, run_bounded
 
 # Debian puts daemons in these directories, which an ordinary user's PATH often lacks.
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from multigpu import checkpoint, files
+from multigpu import files
+from multigpu.elastic import checkpoint_file
 from multigpu.errors import UserError
 
 
@@ -16,12 +17,14 @@ def parts(width: int = 4) -> dict:
 
 def write(path: Path, parts: dict) -> Path:
     states = {name: part.state_dict() for name, part in parts.items()}
-    torch.save({"format": checkpoint.FORMAT, "parts": states, "settings": {"--seed": 0}}, path)
+    torch.save(
+        {"format": checkpoint_file.FORMAT, "parts": states, "settings": {"--seed": 0}}, path
+    )
     return path
 
 
 def load(path: Path, parts: dict, seed: int = 0) -> None:
-    checkpoint.compare(path, checkpoint.read(path), parts, {"--seed": seed})
+    checkpoint_file.compare(path, checkpoint_file.read(path), parts, {"--seed": seed})
 
 
 @pytest.mark.parametrize("keep", [0, 10, 500, -1])
@@ -52,9 +55,9 @@ def test_an_optimizer_of_other_parameters(tmp_path):
 
 def test_no_file_and_a_folder(tmp_path):
     with pytest.raises(UserError, match="there is no checkpoint"):
-        checkpoint.read(tmp_path / "a.pt")
+        checkpoint_file.read(tmp_path / "a.pt")
     with pytest.raises(UserError, match=r"is a folder: .*last\.pt"):
-        checkpoint.read(tmp_path)
+        checkpoint_file.read(tmp_path)
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path):
@@ -64,5 +67,5 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
 
     torch.save({"format": 1, "parts": Evil()}, tmp_path / "a.pt")
     with pytest.raises(UserError):
-        checkpoint.read(tmp_path / "a.pt")
+        checkpoint_file.read(tmp_path / "a.pt")
     assert not (tmp_path / "evil").exists()

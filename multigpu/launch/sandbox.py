@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from multigpu.commands import first_line, run_bounded
+from multigpu.launch.commands import first_line, run_bounded
 
 REFUSED = 77  # an exit code that neither bubblewrap nor Python has
 # A user, mount, process, network and IPC namespace: CLONE_NEW… of sched.h.
@@ -51,7 +51,8 @@ def probe() -> Sandbox:
 def shown() -> list[Path]:
     """What the sandbox shows of the machine's files: Python, its packages and this library."""
     system = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
-    return sorted(system | {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent})
+    library = Path(__file__).parents[1]
+    return sorted(system | {Path(sys.prefix), Path(sys.base_prefix), library})
 
 
 def shows(path: Path) -> bool:
