@@ -261,12 +261,22 @@ return total / size
         "the network counts 4 KiB for each tensor",
         6,
         _mean("""
-one = b'{"tensor": ["bool", [0], 0, 0]}'
-fields = b'["kind", "send"], ["peer", 1], ["tag", 0], ["tensors", {"list": [%s]}]'
-fields %= b",".join([one] * 30_000)
-ask = b'{"dict": [["ask", {"dict": [%s]}], ["number", 0]]}' % fields
+from multigpu.exercise import ranks
+many = {"kind": "send", "peer": 1, "tag": 0, "tensors": [tensor.new_zeros(0)] * 22_000}
 for _ in range(3 * (dist.get_rank() == 0)):
-    write(ask)
+    ranks._world.ask(many, lambda answer: None)
+dist.all_reduce(tensor)
+return tensor / dist.get_world_size()
+"""),
+    ),
+    Attack(
+        "a tensor of one byte and 100 MB",
+        "memory of the checks: a stride of 0 that repeats the byte",
+        "the bytes that are sent at once have a limit",
+        6,
+        _mean("""
+if dist.get_rank() == 0:
+    dist.isend(tensor.new_zeros(1).byte().expand(100 << 20), 1)
 dist.all_reduce(tensor)
 return tensor / dist.get_world_size()
 """),

@@ -93,7 +93,7 @@ for number in range(1, 65):
         MEMORY,
         6,
         _call(
-            "keep = [bytearray(b'x' * (64 << 20)) for _ in range(64)]\ntime.sleep(1)\n"
+            "keep = [bytearray(b'x' * (64 << 20)) for _ in range(52)]\ntime.sleep(1)\n"
             "return sum(numbers)",
             "import time",
         ),
@@ -111,12 +111,11 @@ for number in range(1, 65):
     ),
     Attack(
         "shared memory",
-        "4 GB of memory shared with children",
+        "1 GB that children can keep and no process shows",
         "anonymous shared memory is refused",
         6,
         _call(
-            "address = map(4 << 30, 0x21)\nlibc.memset(address, 1, 4 << 30)\ntime.sleep(1)\n"
-            "return sum(numbers)",
+            "address = map(1 << 30, 0x21)\nlibc.memset(address, 1, 1 << 30)\nreturn sum(numbers)",
             MAP,
         ),
     ),

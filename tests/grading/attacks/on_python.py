@@ -234,13 +234,6 @@ sys.path.insert(0, "/tmp")
         ),
     ),
     Attack(
-        "a tensor of one byte and 256 MB",
-        "memory of the checks: a stride of 0 that repeats the byte",
-        "the bytes that are sent at once have a limit",
-        6,
-        _returns("import torch", "torch.zeros(1, dtype=torch.bool).expand(1 << 28)"),
-    ),
-    Attack(
         "a counter in a default argument",
         "the known result at the first call, and the right ones later",
         "each check has a process of its own, so that each call is the first",
