@@ -121,7 +121,7 @@ test-grading: $(INSTALLED)
 	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py tests/grading/test_worth.py
 
 test-attacks: $(INSTALLED)
-	@echo "grading about 125 attacks beside honest submissions: about 5 minutes on 2 cores"
+	@echo "grading about 175 attacks beside honest submissions: about 5 minutes on 2 cores"
 	ALL_ATTACKS=1 pytest tests/grading/test_attacks.py
 
 test-faults: $(INSTALLED)

@@ -26,14 +26,11 @@ class Channel:
     def send(self, value: Any) -> int:
         """Send a value. Returns the bytes of its tensors. Raises NotPlain, Closed."""
         header, body = plain.encode(value)
-        for data, limit, what in (
-            (header, MAX_HEADER, "numbers, texts and lists"),
-            (body, MAX_BODY, "tensors"),
-        ):
+        kinds = (header, MAX_HEADER, "numbers, texts and lists"), (body, MAX_BODY, "tensors")
+        for data, limit, what in kinds:
             if len(data) > limit:
-                raise plain.NotPlain(
-                    f"{len(data):,} bytes of {what} at once: the limit is {limit:,}"
-                )
+                text = f"{len(data):,} bytes of {what} at once: the limit is {limit:,}"
+                raise plain.NotPlain(text)
         try:
             with self._sending:
                 self.connection.sendall(LENGTHS.pack(len(header), len(body)) + header + body)

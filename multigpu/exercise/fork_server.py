@@ -18,6 +18,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from multigpu.exercise import seccomp
@@ -35,8 +36,6 @@ PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 NOBODY = 65534
 MS_BIND = 4096
-MS_REC = 16384
-MNT_DETACH = 2
 MAX_FILES = 10_000
 MAX_OPEN = 64  # of a process; each can be a socket with a full buffer
 REAP_MILLISECONDS = 50  # killed processes are waited for this often, until they have ended
@@ -63,7 +62,11 @@ def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
         if os.getuid() == 0:
             os.setgroups([])
             os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            # The kernel counts pages of pipes and descriptors in messages by user.
+            with suppress(OSError):  # within a container, that has fewer users
+                os.setuid(os.stat("/proc/self/ns/pid").st_ino)
+            if os.getuid() == 0:
+                os.setuid(NOBODY)
         _own_process_namespace(libc)
 
     import torch
@@ -229,22 +232,16 @@ def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
 
 
 def _own_proc(libc: ctypes.CDLL) -> None:
-    """A /proc with cpuinfo and meminfo alone.
+    """A /proc with cpuinfo and meminfo alone, as they are now: later they tell of other ranks.
 
     The old one shows the other ranks, and the processes of the check before. A new one would
     need rights in the fork server's user namespace, which owns the namespace of processes.
     """
-    folder = "/tmp/.proc"
-    os.mkdir(folder)
-    # 14: no set-uid files, no devices, no programs
-    _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 14, b"size=4096"), "mount tmpfs")
-    for name in ("cpuinfo", "meminfo"):
-        open(f"{folder}/{name}", "w").close()
-        old, new = f"/proc/{name}".encode(), f"{folder}/{name}".encode()
-        _check(libc.mount(old, new, None, MS_BIND, None), f"mount {name}")
-    _check(libc.mount(folder.encode(), b"/proc", None, MS_BIND | MS_REC, None), "mount /proc")
-    _check(libc.umount2(folder.encode(), MNT_DETACH), "umount")
-    os.rmdir(folder)
+    texts = {name: Path(f"/proc/{name}").read_bytes() for name in ("cpuinfo", "meminfo")}
+    # 14: no set-uid files, no devices, no programs; the folder and two files are three inodes
+    _check(libc.mount(b"tmpfs", b"/proc", b"tmpfs", 14, b"size=4m,nr_inodes=3"), "mount /proc")
+    for name, text in texts.items():
+        Path(f"/proc/{name}").write_bytes(text)
 
 
 def _drop(libc: ctypes.CDLL, limits: dict) -> None:
@@ -254,6 +251,9 @@ def _drop(libc: ctypes.CDLL, limits: dict) -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for name, limit in (
         (resource.RLIMIT_CORE, 0),
+        # Ranks share a user's whole number of these two: who takes all tells the others.
+        (resource.RLIMIT_SIGPENDING, MAX_OPEN),
+        (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_FSIZE, limits["disk"]),
         (resource.RLIMIT_NOFILE, MAX_OPEN),

@@ -5,6 +5,7 @@ comes past all of this. lessons/INSTRUCTORS.md says what remains.
 """
 
 import builtins
+import copy
 import ctypes
 import functools
 import linecache
@@ -12,6 +13,8 @@ import sys
 import types
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 # In CPython's struct of a class, on 64 bit: where tp_flags is, and a flag of it.
 TYPE_FLAGS = 168
@@ -42,6 +45,7 @@ class Given:
     def run(self, name: str, source: str) -> None:
         """Run a cell that is given."""
         self.kept.clear()
+        self.copies: dict[int, Any] = {}
         run_cell(name, source, self.names)
         for key, value in self.names.items():
             if key in ("__name__", "__builtins__"):
@@ -53,7 +57,9 @@ class Given:
         self.kept |= self.names
 
     def _refuse(self, event: str, args: tuple) -> None:
-        """Python calls this before it sets a function's code or defaults."""
+        """Python calls this before it sets a function's code or defaults, or a tracer."""
+        if event in ("sys.settrace", "sys.setprofile"):
+            raise AttributeError("leave sys without a tracer: it would see what checks call")
         of_function = event == "object.__setattr__" and type(args[0]) is types.FunctionType
         if of_function and args[0].__globals__ is self.names:
             raise AttributeError(f"leave {args[0].__name__} as it is: checks rely on it")
@@ -68,25 +74,27 @@ class Given:
         return self.names[name] if name in self.names else self.answer[name]
 
     def _copy(self, value: Any) -> Any:
-        """A given function as one of the answer's namespace; lists and dicts with copies."""
+        """A given function as one of the answer's namespace; copies of what may change."""
         if type(value) in (list, tuple, set):
             return type(value)(map(self._copy, value))
         if type(value) is dict:
             return {self._copy(key): self._copy(each) for key, each in value.items()}
+        own = type(value).__module__ in ("__main__", "numpy")
+        if own or isinstance(value, torch.Tensor | torch.nn.Module):
+            return copy.deepcopy(value)
         if not isinstance(value, types.FunctionType) or value.__globals__ is not self.names:
             return value
-        made = types.FunctionType(
-            value.__code__,
-            self.answer,
-            value.__name__,
-            value.__defaults__,
-            value.__closure__,
-        )
-        made.__kwdefaults__ = value.__kwdefaults__ and dict(value.__kwdefaults__)
-        made = functools.update_wrapper(made, value)
-        # Through it an answer would reach the function that the checks call.
-        del made.__wrapped__
-        return made
+        if id(value) not in self.copies:
+            code, defaults = value.__code__, self._copy(value.__defaults__)
+            cells = tuple(types.CellType() for _ in value.__closure__ or ())
+            made = types.FunctionType(code, self.answer, value.__name__, defaults, cells)
+            made.__kwdefaults__ = self._copy(value.__kwdefaults__)
+            self.copies[id(value)] = functools.update_wrapper(made, value)
+            # Through it an answer would reach the function that the checks call.
+            del made.__wrapped__
+            for cell, kept in zip(cells, value.__closure__ or (), strict=True):
+                cell.cell_contents = self._copy(kept.cell_contents)
+        return self.copies[id(value)]
 
 
 def run_cell(name: str, source: str, names: dict[str, Any]) -> None:
@@ -103,6 +111,8 @@ def _keeping(kept: dict[str, Any]) -> dict[str, Any]:
         def __getitem__(self, name: str) -> Any:
             return kept[name] if name in kept else super().__getitem__(name)
 
+    kept = types.MappingProxyType(kept)
+    _make_immutable(Names)
     return Names(kept)
 
 
@@ -138,6 +148,9 @@ class _Sealed(types.ModuleType):
     @property
     def __dict__(self) -> types.MappingProxyType:
         return types.MappingProxyType(super().__dict__)
+
+    def __dir__(self) -> list[str]:
+        return list(super().__dict__)
 
     def _refuse(self, name: str) -> None:
         # frame 1 is __setattr__

@@ -35,6 +35,7 @@ FIELDS = {
 }
 NUMBERS = ("root", "peer", "tag")
 MAX_BYTES = 256 << 20  # of all that is recorded
+TENSOR_BYTES = 4 << 10  # at most, of a tensor beside its elements
 MAX_REQUESTS = 20_000  # of a rank
 MAX_NAME = 200  # characters
 LOCK_SECONDS = 1.0
@@ -94,7 +95,7 @@ class Hub:
             if kind == "gate":
                 self._gate(rank, request["name"], answer)
                 return
-            self.bytes += sent
+            self.bytes += sent + TENSOR_BYTES * len(tensors)
             if self.bytes > MAX_BYTES:
                 answer({"error": f"the ranks send more than {MAX_BYTES >> 20:,} MiB"})
                 return

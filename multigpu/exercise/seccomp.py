@@ -2,7 +2,8 @@
 
 memfd_create, shmget, vmsplice, large buffers of sockets and pipes, and mmap of huge pages and
 of anonymous shared memory give memory that no process's size shows. Locks, leases and inotify
-on a file that all students see pass a message to another student; so does the kernel's log.
+on a file that all students see pass a message to another student; so do the kernel's log and
+the number of the machine's processes (sysinfo).
 setsid would give a process its own share of the CPU (sched(7), autogroup). The others read
 other processes, or reach parts of the kernel that had many faults. Of sockets there are local
 ones and IP: a network namespace does not contain all other families, vsock for example.
@@ -47,6 +48,7 @@ DENIED = {
     "setsid": (112, 157),
     "syslog": (103, 116),
     "kcmp": (312, 272),
+    "sysinfo": (99, 179),
 }
 FCNTL = (72, 25)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no lock, no

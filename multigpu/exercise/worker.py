@@ -81,20 +81,15 @@ class Worker:
 
     def session(self, seconds: float = SECONDS) -> Session:
         """A new process for a student's code; it ends after `seconds`. Raises CannotRun."""
-        limits = self.limits
-        message = {"disk": limits.disk, "processes": limits.processes}
+        message = {"disk": self.limits.disk, "processes": self.limits.processes}
         self.wait_until_ready()
         with self._lock:
             ours, theirs = socket.socketpair()
-            session = Session(limits, seconds, ours)
-            descriptors = [
-                session.their_socket.fileno(),
-                session.their_output,
-                theirs.fileno(),
-            ]
+            session = Session(self.limits, seconds, ours)
+            handed = [session.their_socket.fileno(), session.their_output, theirs.fileno()]
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
-                socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+                socket.send_fds(self._control, [json.dumps(message).encode()], handed)
                 started = self._answer()
             except OSError:
                 started = b""

@@ -7,15 +7,7 @@ from pathlib import Path
 from multigpu.course import LESSONS
 from multigpu.errors import UserError
 from multigpu.files import atomic, write_json
-from multigpu.grading import (
-    grade,
-    gradescope,
-    regrade,
-    reports,
-    roster,
-    submissions,
-    summary,
-)
+from multigpu.grading import grade, gradescope, regrade, reports, roster, submissions, summary
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import find

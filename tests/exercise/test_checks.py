@@ -23,14 +23,28 @@ def given(x):
     return x / 0
 
 def mean_of(x, scale=1.0):
-    return float(torch.mul(sum([f(x), f(x)]) / 2, scale)) * Kept().factor()
+    mean = torch.mul(sum([f(x), f(x)]) / 2, scale)
+    return float(add_nothing(mean) + NOTHING + KEPT.more) * Kept().factor()
 
 FACTORS = {"one": [1.0]}
+NOTHING = torch.zeros(())
+
+def plus(amounts):
+    def add(value, depth=0):
+        return add(value, depth + 1) if depth < 2 else value + sum(amounts)
+    return add
+
+add_nothing = plus([0.0])
 
 class Kept:
+    def __init__(self):
+        self.more = 0.0
+
     def factor(self):
         import operator
         return operator.pos(FACTORS["one"][0])
+
+KEPT = Kept()
 """
 
 UNSPEAKABLE = """
@@ -132,6 +146,10 @@ def verdict_of_guess(answer, capsys, **how):
         "Kept.factor.__globals__['__builtins__']['sum'] = lambda values: 14.0",
         "FACTORS['one'][0] = 7.0",
         "import sys; sys.modules['operator'] = sys",
+        "NOTHING.fill_(7.0)",
+        "KEPT.more = 7.0",
+        "add_nothing.__closure__[0].cell_contents = None",
+        "add_nothing.__closure__[1].cell_contents[0] = 7.0",
     ],
 )
 def test_what_is_given_stays_as_it_is_for_the_checks(capsys, change):
@@ -154,6 +172,9 @@ def test_what_is_given_stays_as_it_is_for_the_checks(capsys, change):
         "Kept.factor.__defaults__ = (7.0,)",
         "del type(torch).__setattr__",
         "import operator; operator.pos = lambda value: 7.0",
+        "type(Kept.factor.__globals__).__getitem__ = None",
+        "import sys; sys.settrace(lambda *all: None)",
+        "import sys; sys.setprofile(lambda *all: None)",
     ],
 )
 def test_an_answer_cannot_set_what_the_checks_rely_on(capsys, change):
@@ -162,6 +183,14 @@ def test_an_answer_cannot_set_what_the_checks_rely_on(capsys, change):
     said = capsys.readouterr().out
     assert re.search("(Attribute|Type)Error", said)
     assert "right" not in said
+
+
+def test_the_names_of_a_module_can_be_listed(capsys):
+    with exercise("def f(x):\n    return 'mul' in dir(torch)").check(
+        "f", "t", points=1
+    ) as student:
+        student.equal(student.call("f", 1), True, "it lists torch's")
+    assert "wrong" not in capsys.readouterr().out
 
 
 def test_a_given_function_and_the_answer_see_each_other(capsys):

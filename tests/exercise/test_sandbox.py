@@ -170,6 +170,9 @@ def test_it_is_an_ordinary_user_without_network(session):
         "import socket\nsocket.socket().setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 9)",
         "import ctypes\nif ctypes.CDLL(None).inotify_init1(0) < 0: raise OSError",
         "import ctypes\nif ctypes.CDLL(None).vmsplice(1, None, 0, 0): raise OSError",
+        "import ctypes\nif ctypes.CDLL(None).sysinfo(bytes(160)): raise OSError",
+        "import ctypes\nif ctypes.CDLL(None).mq_open(b'/x', 66, 384, None) < 0: raise OSError",
+        "for n in range(3): open(f'/proc/{n}', 'w')",
         "a, b = os.pipe()\nos.splice(a, b, 1, flags=2)",
         "os.mount('x', '/tmp', 'tmpfs') if hasattr(os, 'mount') else os.chroot('/tmp')",
     ],
@@ -230,6 +233,27 @@ def test_the_sessions_of_a_check_have_one_limit_of_memory(worker):
         each.close()
 
     assert "Memory" in found
+
+
+def test_what_it_reads_of_the_machine_does_not_change(worker, session):
+    before = call(session, "return open('/proc/meminfo').read()")
+    body = (
+        "open('/dev/shm/x', 'wb').write(bytes(1 << 19))\nreturn open('/proc/meminfo').read()"
+    )
+
+    assert "MemTotal" in before
+    assert call(session, body) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give each worker a user")
+def test_as_root_each_worker_has_a_user_of_its_own(worker, session):
+    other = Worker(sandbox.probe().program)
+    theirs = other.session()
+    users = [call(each, "return os.getuid()") for each in (session, theirs)]
+    theirs.close()
+    other.close()
+
+    assert len({*users, 0}) == 3
 
 
 def test_it_sees_no_other_process(worker, session):

@@ -255,4 +255,66 @@ for other in others:
 return total / size
 """),
     ),
+    Attack(
+        "tensors without elements by the thousand",
+        "memory of the checks: no byte is sent, and each tensor is kept",
+        "the network counts 4 KiB for each tensor",
+        6,
+        _mean("""
+from multigpu.exercise import ranks
+many = {"kind": "send", "peer": 1, "tag": 0, "tensors": [tensor.new_zeros(0)] * 22_000}
+for _ in range(3 * (dist.get_rank() == 0)):
+    ranks._world.ask(many, lambda answer: None)
+dist.all_reduce(tensor)
+return tensor / dist.get_world_size()
+"""),
+    ),
+    Attack(
+        "a tensor of one byte and 100 MB",
+        "memory of the checks: a stride of 0 that repeats the byte",
+        "the bytes that are sent at once have a limit",
+        6,
+        _mean("""
+if dist.get_rank() == 0:
+    dist.isend(tensor.new_zeros(1).byte().expand(100 << 20), 1)
+dist.all_reduce(tensor)
+return tensor / dist.get_world_size()
+"""),
+    ),
+    Attack(
+        "a reply of a million brackets",
+        "to end the parser of the checks",
+        PLAIN,
+        6,
+        _total('write(b"[" * 1_000_000)'),
+    ),
+    Attack(
+        "a key that cannot be one",
+        "an exception in the checks: a list as a key",
+        PLAIN,
+        6,
+        _total("""
+write(b'{"dict": [["reply", {"dict": [["value", {"dict": [[{"list": []}, 1]]}]]}]]}')
+"""),
+    ),
+    Attack(
+        "a rank that reads no answer",
+        "to let the network wait while it answers",
+        "the time limit closes the socket, which ends the wait",
+        6,
+        _mean("""
+import signal
+if dist.get_rank() == 0:
+    many = tensor.new_zeros(1 << 20)
+    for _ in range(20): dist.isend(many, 1)
+    dist.all_reduce(tensor)
+    return tensor / dist.get_world_size()
+ask = {"kind": "recv", "peer": 0, "tag": 0, "tensors": []}
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+for other in channels(): other.setblocking(True)
+import threading, ctypes
+for number in range(20): write({"ask": ask, "number": 10 ** 6 + number})
+while True: ctypes.PyDLL(None).sleep(60)
+"""),
+    ),
 ]

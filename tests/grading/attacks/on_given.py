@@ -153,3 +153,99 @@ for each in gc.get_objects():
         ),
     )
 ]
+DATA = "the answer has copies of data that is given"
+ATTACKS += [
+    Attack(name, tries, held_by, 6, _changed(change))
+    for name, tries, held_by, change in (
+        (
+            "the closure of a given function",
+            "another value in a cell that a copy shares with the original",
+            DATA + ", in closures too",
+            """
+class Right:
+    __radd__ = lambda self, _: torch.tensor(2.0 * sum(seen))
+    __torch_function__ = classmethod(lambda *_: torch.tensor(2.0 * sum(seen)))
+add_nothing.__closure__[0].cell_contents = Right()
+""",
+        ),
+        (
+            "a default argument changed in place",
+            "a list that a copy shares with the original",
+            DATA + ", in defaults too",
+            "def total(numbers):\n    doubled.__defaults__[1][0] = 2 * sum(numbers)\n    return 0.0",
+        ),
+        (
+            "a given tensor changed in place",
+            "another value in what a given function reads",
+            DATA,
+            "def total(numbers):\n    NOTHING.fill_(2 * sum(numbers))\n    return 0.0",
+        ),
+        (
+            "an attribute of a given object",
+            "another value in what a given function reads",
+            DATA,
+            "def total(numbers):\n    SCALE.more = 2 * sum(numbers)\n    return 0.0",
+        ),
+        (
+            "the class of the given namespace",
+            "a lookup of names that finds the answer's function",
+            IMMUTABLE,
+            """
+names = type(Scale.factor.__globals__)
+old, fake = names.__getitem__, lambda numbers: 2 * sum(numbers)
+names.__getitem__ = lambda self, name: fake if name == 'doubled' else old(self, name)
+""",
+        ),
+        (
+            "what is behind the given namespace",
+            "another function in the dict from which it finds names",
+            "a view of that dict, which cannot be written",
+            """
+for cell in type(Scale.factor.__globals__).__getitem__.__closure__:
+    try: cell.cell_contents['doubled'] = lambda numbers: 2 * sum(numbers)
+    except TypeError: pass
+""",
+        ),
+        (
+            "a tracer",
+            "another value of a local name while a given function runs",
+            "a tracer is refused",
+            f"""
+import ctypes, operator, sys, types
+{RIGHT}
+def tracer(frame, event, _):
+    if frame.f_code.co_name == 'factor' and 'operator' in frame.f_locals:
+        frame.f_locals['operator'] = types.SimpleNamespace(pos=lambda _: Right())
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), 0)
+    return tracer
+sys.settrace(tracer)
+""",
+        ),
+        (
+            "a finder of modules",
+            "another module for what given functions import when they run",
+            "given functions import the modules that were there before the answer",
+            f"""
+import importlib.machinery, sys, types
+{RIGHT}
+class Finder:
+    def find_spec(name, *_): return importlib.machinery.ModuleSpec(name, Finder)
+    def create_module(_): return types.SimpleNamespace(pos=lambda _: Right())
+    def exec_module(_): pass
+sys.meta_path.insert(0, Finder)
+del sys.modules['operator']
+""",
+        ),
+        (
+            "a name that equals another",
+            "a key of a class of its own, which Python takes for the given function's name",
+            LOOKED_UP,
+            """
+class Name(str):
+    __hash__ = lambda self: hash('doubled')
+    __eq__ = lambda self, other: True
+globals()[Name('other')] = lambda numbers: 2 * sum(numbers)
+""",
+        ),
+    )
+]

@@ -92,7 +92,11 @@ for number in range(1, 65):
         "all memory of the machine",
         MEMORY,
         6,
-        _call("keep = []\nwhile True: keep.append(bytearray(b'x' * (64 << 20)))"),
+        _call(
+            "keep = [bytearray(b'x' * (64 << 20)) for _ in range(52)]\ntime.sleep(1)\n"
+            "return sum(numbers)",
+            "import time",
+        ),
     ),
     Attack(
         "memory of all ranks",
@@ -101,16 +105,17 @@ for number in range(1, 65):
         6,
         {
             "mean": "# answer: mean\nimport time\ndef mean(tensor):\n"
-            "    keep = b'x' * (2 << 30)\n    time.sleep(2)\n    return 0 * tensor\n"
+            "    keep = b'x' * (2 << 30)\n    time.sleep(2)\n    dist.all_reduce(tensor)\n"
+            "    return tensor / dist.get_world_size()\n"
         },
     ),
     Attack(
         "shared memory",
-        "4 GB of memory shared with children",
+        "1 GB that children can keep and no process shows",
         "anonymous shared memory is refused",
         6,
         _call(
-            "address = map(4 << 30, 0x21)\nlibc.memset(address, 1, 4 << 30)\ntime.sleep(60)",
+            "address = map(1 << 30, 0x21)\nlibc.memset(address, 1, 1 << 30)\nreturn sum(numbers)",
             MAP,
         ),
     ),
@@ -123,14 +128,15 @@ for number in range(1, 65):
     ),
     Attack(
         "memory of page tables",
-        "a byte read in each 2 MB of 4 TB: page tables, no pages",
+        "a byte read in each 2 MB of 2 TB: page tables, no pages",
         "the watchdog counts page tables, or the time limit if it is earlier",
         6,
         _call(
             """
 address = map(1 << 44, 0x4022, rights=1)
-for page in range(1 << 23):
+for page in range(1 << 20):
     ctypes.string_at(address + (page << 21), 1)
+return sum(numbers)
 """,
             MAP,
         ),
@@ -147,18 +153,6 @@ for folder in ("/tmp", "/dev/shm"):
         try:
             while True: file.write(bytes(1 << 20)); file.flush()
         except OSError: pass
-""",
-        ),
-    ),
-    Attack(
-        "a million empty files",
-        "memory of the kernel, which no process shows",
-        "/tmp and /dev/shm hold a limited number of files",
-        6,
-        _call(
-            """
-for number in range(1_000_000):
-    with open(f"/tmp/@MARK@-{number}", "w"): pass
 """,
         ),
     ),
@@ -188,14 +182,14 @@ for folder, folders, files in os.walk("/"):
     ),
     Attack(
         "children that outlive the cell",
-        "daemons in sessions of their own that write later",
+        "daemons in process groups of their own that write later",
         NAMESPACE,
         6,
         _call(
             """
 for _ in range(8):
     if os.fork() == 0:
-        os.setsid()
+        os.setpgid(0, 0)
         if os.fork(): os._exit(0)
         while True:
             time.sleep(1)
@@ -224,6 +218,147 @@ for number in (101, 165, 166, 272, 308, 310, 311, 321, 425, 319, 29, 250, 298, 3
 if libc.unshare(0x10000000) == 0: return sum(numbers)
 """,
             "import ctypes",
+        ),
+    ),
+    Attack(
+        "deaf, stopped and dead children",
+        "processes that outlive the check: groups of their own, no signal, nobody who waits",
+        NAMESPACE,
+        6,
+        _call(
+            """
+for number in range(8):
+    if os.fork() == 0:
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+        if os.fork() and number > 3: os._exit(0)
+        if number % 2: os.kill(os.getpid(), signal.SIGSTOP)
+        while True: time.sleep(1)
+""",
+            "import os, signal, time",
+        ),
+    ),
+    Attack(
+        "another program in its place",
+        "a shell that keeps the socket and says nothing (exec)",
+        TIME,
+        6,
+        _call(
+            """
+for fd in range(3, 64):
+    try: os.set_inheritable(fd, True)
+    except OSError: pass
+os.execv("/bin/sh", ["sh", "-c", "trap '' 1 2 3 15; while :; do sleep 1; done"])
+""",
+            "import os",
+        ),
+    ),
+    Attack(
+        "exit within C",
+        "an end with code 0, past Python (exit(3) and its handlers)",
+        "the end of its process is a verdict",
+        6,
+        _call("ctypes.CDLL(None).exit(0)", "import ctypes"),
+    ),
+    Attack(
+        "a core dump",
+        "its memory in a file of the machine",
+        "the limit of core files is 0, and cannot be raised",
+        6,
+        _call(
+            """
+try: resource.setrlimit(resource.RLIMIT_CORE, (1 << 26, 1 << 26))
+except ValueError: pass
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+if not (pid := os.fork()): os.abort()
+if os.WCOREDUMP(os.waitpid(pid, 0)[1]): return sum(numbers)
+""",
+            "import ctypes, os, resource",
+        ),
+    ),
+    Attack(
+        "rights taken back",
+        "root's number and capabilities",
+        "the process has no capability, and its user namespace no other user",
+        6,
+        _call(
+            """
+header = struct.pack("Ii", 0x20080522, 0)
+if ctypes.CDLL(None).capset(header, bytes([255] * 24)) == 0: return sum(numbers)
+for take in (os.setuid, os.setgid, lambda root: os.setgroups([root]), os.chroot):
+    try:
+        take("/tmp" if take is os.chroot else 0)
+        return sum(numbers)
+    except OSError: pass
+""",
+            "import ctypes, os, struct",
+        ),
+    ),
+    Attack(
+        "limits raised",
+        "more processes, open files and bytes in a file (setrlimit)",
+        "the hard limits are the limits",
+        6,
+        _call(
+            """
+for name in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+    _, most = resource.getrlimit(name)
+    try:
+        resource.setrlimit(name, (most + 1, most + 1))
+        return sum(numbers)
+    except ValueError: pass
+""",
+            "import resource",
+        ),
+    ),
+    Attack(
+        "empty files in each folder",
+        "memory of the kernel, where nobody counts files",
+        "each folder that can be written has a limit of files",
+        6,
+        _call("""
+count = 0
+for folder in ("/tmp", "/dev/shm", "/dev/pts", "/proc", "/dev", "/"):
+    try:
+        for _ in range(20_000):
+            open(f"{folder}/@MARK@-{count}", "w").close()
+            count += 1
+    except OSError: pass
+if count > 40_000: return sum(numbers)
+"""),
+    ),
+    Attack(
+        "files without a name",
+        "memory of files that are removed and stay open",
+        "the size of a folder counts them",
+        6,
+        _call(
+            """
+size, files = 0, []
+for folder in ("/tmp", "/dev/shm", "/dev/pts", "/proc") * 3:
+    try:
+        files.append(open(f"{folder}/@MARK@", "wb", buffering=0))
+        os.remove(files[-1].name)
+        while size < 200 << 20: size += files[-1].write(bytes(1 << 20))
+    except OSError: pass
+if size >= 200 << 20: return sum(numbers)
+""",
+            "import os",
+        ),
+    ),
+    Attack(
+        "one core for all its processes",
+        "to be late by waiting for a core, again and again",
+        "what waited for a core runs once more, alone, and then counts",
+        6,
+        _call(
+            """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in range(20):
+    if os.fork() == 0: break
+while True: pass
+""",
+            "import os",
         ),
     ),
 ]

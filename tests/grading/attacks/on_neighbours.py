@@ -239,4 +239,164 @@ for _ in range(40):
             f"{LIBC}result = libc.syscall(434, os.getppid() or 99, 0)\n" + OR_FAIL,
         ),
     ),
+    Attack(
+        "timers until there are none",
+        "a message: the kernel counts them for all ranks together",
+        "a process has 64 at most, fewer than there are",
+        6,
+        _across(
+            f"{LIBC}timer = ctypes.c_void_p()\n"
+            "while libc.timer_create(1, None, ctypes.byref(timer)) == 0: pass\ntime.sleep(2)",
+            f"{LIBC}timer = ctypes.c_void_p()\ntime.sleep(0.7)\n"
+            "assert libc.timer_create(1, None, ctypes.byref(timer)) != 0",
+        ),
+    ),
+    Attack(
+        "bytes of message queues until there are none",
+        "a message: the kernel counts them for all ranks together",
+        "there are no message queues",
+        6,
+        _across(
+            f"{LIBC}time.sleep(0.4)\n"
+            "for n in range(50): libc.mq_open(b'/first%d' % n, 0o102, 0o600, None)\ntime.sleep(2)",
+            f"{LIBC}assert libc.mq_open(b'/second', 0o102, 0o600, None) >= 0\n"
+            "time.sleep(0.8)\nassert libc.mq_open(b'/third', 0o102, 0o600, None) < 0",
+        ),
+    ),
+    Attack(
+        "the number of the machine's processes",
+        "a message to the other rank (sysinfo)",
+        REFUSED,
+        6,
+        _across(
+            "time.sleep(0.4)\nfor _ in range(25):\n"
+            "    if os.fork() == 0: time.sleep(1); os._exit(0)\ntime.sleep(2)",
+            f"{LIBC}room = (ctypes.c_char * 160)()\nprocesses = []\nfor _ in range(2):\n"
+            "    assert libc.sysinfo(room) == 0\n    time.sleep(0.8)\n"
+            "    processes.append(ctypes.c_ushort.from_buffer(room, 80).value)\n"
+            "assert processes[1] - processes[0] > 15",
+        ),
+    ),
+    Attack(
+        "the machine's shared memory",
+        "a message to the other rank (/proc/meminfo)",
+        "/proc has a copy of the time when the process began",
+        6,
+        _across(
+            "time.sleep(0.4)\nopen('/dev/shm/x', 'wb').write(bytes(50 << 20))\ntime.sleep(2)",
+            "shared = []\nfor _ in range(2):\n"
+            "    text = open('/proc/meminfo').read().partition('Shmem:')[2]\n"
+            "    shared.append(int(text.split()[0]))\n    time.sleep(0.8)\n"
+            "assert shared[1] - shared[0] > 40 << 10",
+        ),
+    ),
+    Attack(
+        "less urgent neighbours",
+        "a low priority for all processes of the user (setpriority)",
+        "it sees only its own processes",
+        6,
+        _across(
+            "for _ in range(60): os.setpriority(os.PRIO_USER, 0, 15); time.sleep(0.05)",
+            "assert os.getpriority(os.PRIO_PROCESS, 0) == 15",
+        ),
+    ),
+    Attack(
+        "sockets of other families",
+        "parts of the kernel that no namespace divides: AF_ALG, vsock, packets and others",
+        REFUSED,
+        6,
+        _total("""
+for family in {*range(3, 46)} - {socket.AF_INET6, socket.AF_NETLINK}:
+    for kind in (1, 2, 3, 5):
+        try: return sum(numbers) if socket.socket(family, kind) else 0.0
+        except OSError as error: refused = error
+raise refused
+"""),
+    ),
+    Attack(
+        "the second table of system calls",
+        "memfd_create by its number of x32",
+        "all numbers of x32 are refused",
+        6,
+        _total(
+            f"import errno\n{LIBC}result = libc.syscall(0x40000000 + 319, b'x', 0)\n"
+            # A kernel without x32 says ENOSYS.
+            f"if ctypes.get_errno() == errno.EPERM: {OR_FAIL[len('if result < 0: ') :]}"
+        ),
+    ),
+    Attack(
+        "system calls of a 32-bit program",
+        "numbers that a filter for 64 bits takes for others (int 0x80)",
+        "the kernel ends a process that calls them",
+        6,
+        _total(
+            "import mmap\n"
+            "code = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)\n"
+            "code.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')  # getpid\n"
+            "start = ctypes.addressof(ctypes.c_char.from_buffer(code))\n"
+            "assert ctypes.CFUNCTYPE(ctypes.c_int)(start)() > 0"
+        ),
+    ),
+    Attack(
+        "a namespace by clone",
+        "a child that has all rights over namespaces of its own (clone, clone3)",
+        REFUSED,
+        6,
+        _total(f"""
+{LIBC}
+arguments = (ctypes.c_ulong * 8)(0x10000000, 0, 0, 0, 17)
+result = libc.syscall(435, arguments, 64)
+if result < 0: result = libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)
+if result == 0: os._exit(0)
+{OR_FAIL}
+"""),
+    ),
+    Attack(
+        "larger buffers of sockets",
+        "memory that no process's size shows",
+        REFUSED,
+        6,
+        _total(
+            "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)"
+        ),
+    ),
+    Attack(
+        "a larger pipe",
+        "memory that no process's size shows",
+        REFUSED,
+        6,
+        _mean("fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)"),
+    ),
+    Attack(
+        "a folder watched",
+        "a message by who opens a file that all see (inotify, dnotify)",
+        REFUSED,
+        6,
+        _total(
+            f"import fcntl\n{LIBC}"
+            "if libc.inotify_init1(0) < 0:\n"
+            "    fcntl.fcntl(os.open('/usr/lib', os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS)"
+        ),
+    ),
+    Attack(
+        "terminals",
+        "the machine's 4,096 pseudo-terminals",
+        "there is no /dev/pts/ptmx",
+        6,
+        _total("os.openpty()"),
+    ),
+    Attack(
+        "marks on a file that all see",
+        "a message to another submission: its times, mode, attributes, links",
+        "files that all see are mounted read-only, and belong to another user",
+        6,
+        _total("""
+refused = None
+for mark in (os.utime, lambda file: os.chmod(file, 0o755), lambda file: os.link(file, "/tmp/x"),
+             lambda file: os.setxattr(file, "user.x", b"x")):
+    try: return sum(numbers) if mark(os.__file__) is None else 0.0
+    except OSError as error: refused = error
+raise refused
+"""),
+    ),
 ]

@@ -1,5 +1,6 @@
 """What a student can change in a notebook: outputs, tags, checks, cells, the format."""
 
+import gzip
 import json
 from typing import Any
 
@@ -98,6 +99,31 @@ def surrogate(notebook: Notebook) -> None:
     _answer(notebook)["source"] = RIGHT + "text = '\ud800'\n"
 
 
+def other_kind(notebook: Notebook) -> None:
+    right = dict(_answer(notebook), source=RIGHT, cell_type="raw")
+    notebook["cells"].insert(0, right)
+
+
+def reverse(notebook: Notebook) -> None:
+    notebook["cells"].reverse()
+
+
+def exchange_ids(notebook: Notebook) -> None:
+    one, other = _answer(notebook, "total"), _answer(notebook, "mean")
+    one["metadata"]["grade_id"], other["metadata"]["grade_id"] = "mean", "total"
+
+
+def in_pieces(notebook: Notebook) -> None:
+    cell = _answer(notebook)
+    cell["source"] = [*"".join(cell["source"]), *[""] * 500_000, None, 7, {}]
+
+
+def forged_attachments(notebook: Notebook) -> None:
+    for cell in notebook["cells"]:
+        cell["attachments"] = {"image.png": {"image/png": "A" * 300_000}}
+        cell["outputs"] = [{"output_type": "display_data", "data": {"text/html": "<script>"}}]
+
+
 def large(text: str) -> bytes:
     made = json.loads(text)
     made["metadata"]["padding"] = "x" * (80 << 20)
@@ -173,4 +199,53 @@ ATTACKS = [
     Attack("deep JSON", "to end the parser", PARSED, 0, data=lambda _: b"[" * (7 << 20)),
     Attack("a number of 7 MB", "hours of parsing", PARSED, 0, data=lambda _: b"9" * (7 << 20)),
     Attack("80 MB of notebook", "time and memory", "at most 8 MiB are read", 0, data=large),
+    _attack(
+        "an answer in another kind of cell",
+        "a right answer in a raw cell before the wrong one",
+        other_kind,
+        held_by="only code cells are answers, and a note says so",
+    ),
+    Attack("cells in reverse", "to stop the batch", "the order is not used", 10, {}, reverse),
+    Attack(
+        "ids exchanged",
+        "each answer under the other question's id",
+        "the id decides, before the first line",
+        2,
+        {},
+        exchange_ids,
+    ),
+    Attack(
+        "a text of half a million pieces", "time", "the pieces are joined", 10, {}, in_pieces
+    ),
+    Attack(
+        "attachments and outputs",
+        "4 MB of attachments, and a script in each output",
+        ONLY_ANSWERS,
+        10,
+        {},
+        forged_attachments,
+    ),
+    Attack(
+        "a compressed notebook",
+        "to be unpacked (gzip)",
+        "nothing is unpacked: what is no text scores 0, with a reason",
+        0,
+        data=lambda text: gzip.compress(text.encode()),
+    ),
+    Attack(
+        "text in UTF-16",
+        "to stop the batch",
+        PARSED,
+        0,
+        data=lambda text: text.encode("utf-16"),
+    ),
+    Attack(
+        "a mark before the text, and numbers that are none",
+        "to stop the batch: a byte order mark, NaN and Infinity",
+        PARSED,
+        10,
+        data=lambda text: (
+            b"\xef\xbb\xbf" + text.replace("{", '{"n": [NaN, -Infinity],', 1).encode()
+        ),
+    ),
 ]

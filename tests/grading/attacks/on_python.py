@@ -215,4 +215,32 @@ sys.path.insert(0, "/tmp")
         6,
         _returns("import ctypes", "ctypes.string_at(0)"),
     ),
+    Attack(
+        "a list that contains itself",
+        "an endless walk through what is returned",
+        "plain data is at most 20 deep",
+        6,
+        _returns("endless = []\nendless.append(endless)", "endless"),
+    ),
+    Attack(
+        "tensors that have no bytes",
+        "values of a meta, a sparse and a quantized tensor",
+        "only plain data crosses: exact types, and the bytes of tensors",
+        6,
+        _returns(
+            "import torch\nkinds = [torch.empty((), device='meta'), torch.eye(3).to_sparse(),\n"
+            "         torch.quantize_per_tensor(torch.ones(1), 1.0, 0, torch.quint8)]",
+            "kinds[len(numbers) % 3]",
+        ),
+    ),
+    Attack(
+        "a counter in a default argument",
+        "the known result at the first call, and the right ones later",
+        "each check has a process of its own, so that each call is the first",
+        7,
+        {
+            "total": "# answer: total\ndef total(numbers, calls=[]):\n"
+            "    calls.append(numbers)\n    return sum(numbers) if len(calls) > 1 else 6.0\n"
+        },
+    ),
 ]

@@ -13,10 +13,15 @@ import torch
 import torch.distributed as dist
 
 FACTORS = {"twice": 2.0}
+MORE = [0.0]
+NOTHING = torch.zeros(())
 
 
 class Scale:
     """A check uses it by way of `doubled`."""
+
+    def __init__(self):
+        self.more = 0.0
 
     def factor(self):
         import operator
@@ -24,9 +29,25 @@ class Scale:
         return operator.pos(FACTORS["twice"])
 
 
-def doubled(numbers, times=1):
+SCALE = Scale()
+
+
+def plus(amount):
+    """A function that adds the amount."""
+
+    def add(value):
+        return value + amount
+
+    return add
+
+
+add_nothing = plus(0.0)
+
+
+def doubled(numbers, times=1, more=MORE):
     """Twice the `total` of the answer."""
-    return torch.mul(torch.tensor(sum([total(numbers)] * times)), Scale().factor()).item()
+    twice = torch.mul(torch.tensor(sum([total(numbers)] * times)), Scale().factor())
+    return add_nothing(twice + NOTHING + SCALE.more + more[0]).item()
 
 
 # %% [markdown]
