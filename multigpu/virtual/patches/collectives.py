@@ -18,6 +18,12 @@ Tensor = torch.Tensor
 Gloo = torch._C._distributed_c10d.ProcessGroupGloo
 # A function of gloo's group and of a method's arguments: it returns objects with `wait`.
 Move = Callable[..., list]
+COMBINE = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.MIN: torch.minimum,
+}
 
 
 class Finished:
@@ -44,7 +50,7 @@ class Pair:
     """gloo's group of two ranks, whose most used collectives are messages.
 
     They take less time: gloo's collectives first wake up a thread, and a sum needs two rounds.
-    The sums are those of gloo, because a sum of two numbers has one order.
+    Sums are the same as gloo's, because two numbers have one order.
     """
 
     def __init__(self, gloo: Gloo):
@@ -62,12 +68,10 @@ class Pair:
         halves = both.view(2, both.numel() // 2)
         return halves[self.gloo.rank()], halves[1 - self.gloo.rank()]
 
-    def allreduce(self, tensors: list[Tensor], options: Any) -> Any:
-        if options.reduceOp != dist.ReduceOp.SUM:
-            return self.gloo.allreduce(tensors, options)
+    def allreduce(self, tensors: list[Tensor], options: Any) -> Finished:
         own = _flat(tensors[0])
-        other = torch.empty_like(own)
-        return Finished(self._swap(own, other), lambda: own.add_(other))
+        other, reduce = torch.empty_like(own), _operation(options)
+        return Finished(self._swap(own, other), lambda: reduce(own, other, out=own))
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> dist.Work:
         own = _flat(tensors[0])
@@ -80,13 +84,16 @@ class Pair:
         own.copy_(given)
         return self._swap(own, other)
 
-    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any) -> Any:
-        if options.reduceOp != dist.ReduceOp.SUM:
-            return self.gloo._reduce_scatter_base(output, given, options)
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any) -> Finished:
         own, other = self._halves(given)
-        received = torch.empty_like(own)
+        received, reduce = torch.empty_like(own), _operation(options)
         swap = self._swap(other, received)
-        return Finished(swap, lambda: torch.add(own, received, out=output))
+        return Finished(swap, lambda: reduce(own, received, out=output))
+
+
+def _operation(options: Any) -> Callable[..., Tensor]:
+    """What combines the numbers of two ranks."""
+    return next(combine for name, combine in COMBINE.items() if options.reduceOp == name)
 
 
 def _flat(tensor: Tensor) -> Tensor:
