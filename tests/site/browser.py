@@ -282,6 +282,12 @@ def test_a_report_opens_anywhere_and_answers_mouse_and_keyboard(browser, report,
     assert report.stat().st_size < 10e6
     lanes, said = page.locator("#lanes"), page.locator("#range")
     assert "0 ns to 1.25 s of 1.25 s; 100,000 events" in said.inner_text()
+    # All events are shorter than a pixel, and fill 60% of the time: so high are the bars.
+    filled = (
+        "Array.from({length: WORK}, (_, y) => pen.getImageData(600, AXIS + y, 1, 1).data[2])"
+    )
+    colors = page.evaluate(filled)
+    assert colors[:8] == [colors[0]] * 8 and colors[0] not in colors[12:]
     lanes.focus()
     for key, words in {"+": "313 ms to 938 ms", "ArrowRight": "469 ms to 1.09 s"}.items():
         page.keyboard.press(key)
