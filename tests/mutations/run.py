@@ -52,6 +52,8 @@ def tests_pass(
         "-q",
         f"--numprocesses={workers}",
         "-rf",
+        "-m",
+        "",  # those that `make test` leaves out, too
         "-p",
         "no:cacheprovider",
         *tests,

@@ -66,6 +66,14 @@ def test_a_training_step_by_hand(tmp_path, rows):
     assert lines[13, "optimizer state"] == 2 * PARAMETERS
 
 
+def test_gradients_of_a_later_peak_that_are_gone_at_the_end(tmp_path):
+    step = "        optimizer.step()\n"
+    more = "        optimizer.zero_grad()\n        rows = torch.cat([rows, rows])\n"
+    program = PROGRAM.replace("ROWS", "64").replace(step, step + more)
+    _, numbers = run(tmp_path, program)
+    assert numbers["gpus"][0]["bytes_by_kind"]["gradients"] == PARAMETERS
+
+
 def test_what_filled_a_gpu_that_is_too_small(tmp_path):
     program = PROGRAM.replace("ROWS", "4096")
     done, numbers = run(tmp_path, program, "--memory", "100MiB")
