@@ -189,33 +189,24 @@ def test_the_rule_takes_more_dimensions_for_less_memory(experiments):
 # ---- the script -----------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_four_ranks_is_loaded_by_two(tmp_path, npz):
-    flags = ("--data", npz(), "--layers", 2, "--batch-size", 16, "--micro-batches", 2)
-    done = run_script(SCRIPT, *flags, "--epochs", 2, "--out", tmp_path / "one")
-    assert done.returncode == 0, done.stdout
-    mesh = ("--mesh", 2, 1, 2, 1)
-    done = torchrun(4, SCRIPT, *flags, *mesh, "--epochs", 1, "--out", tmp_path / "four")
-    assert done.returncode == 0 and done.stdout.count("epoch 1: loss") == 1, done.stdout
-    load = ("--load", tmp_path / "four" / "checkpoint", "--mesh", 1, 1, 1, 2)
-    done = torchrun(2, SCRIPT, *flags, *load, "--epochs", 2, "--out", tmp_path / "two")
-    assert done.returncode == 0 and "epoch 1" not in done.stdout, done.stdout
-    expected, found = (torch.load(tmp_path / name / "model.pt") for name in ("one", "two"))
-    assert [*found] == [*expected]
-    for name, weight in expected.items():
+def test_four_ranks_save_the_whole_model(tmp_path, npz):
+    flags = ("--data", npz(), "--batch-size", 16, "--micro-batches", 2, "--epochs", 1)
+    runs = {
+        "one": run_script(SCRIPT, *flags, "--out", tmp_path / "one"),
+        "four": torchrun(4, SCRIPT, *flags, "--mesh", 2, 1, 2, 1, "--out", tmp_path / "four"),
+    }
+    losses, models = {}, {}
+    for name, done in runs.items():
+        assert done.returncode == 0 and done.stdout.count("epoch 1: loss") == 1, done.stdout
+        losses[name] = json.loads((tmp_path / name / "metrics.json").read_text())["loss"]
+        models[name] = torch.load(tmp_path / name / "model.pt")
+    assert losses["four"] == pytest.approx(losses["one"], abs=1e-4)
+    assert models["four"].keys() == models["one"].keys()
+    for name, weight in models["one"].items():
+        found = models["four"][name]
+        assert type(found) is torch.Tensor
         # The gradient of k's bias is rounding alone, and AdamW makes whole steps of it.
-        assert (found[name] - weight).abs().max() < 5e-2, name
-    losses = [
-        json.loads((tmp_path / name / "metrics.json").read_text())["loss"]
-        for name in ("one", "two")
-    ]
-    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-    for more, words in (
-        (("--heads", 2, "--epochs", 2), "'heads': 4"),
-        (("--epochs", 1), "has 1 epochs"),
-        (("--load", tmp_path, "--epochs", 2), "has no checkpoint of this script"),
-    ):
-        done = run_script(SCRIPT, *flags, *load[:2], *more, "--out", tmp_path / "x")
-        assert done.returncode == 2 and words in done.stdout, done.stdout
+        assert (found - weight).abs().max() < 5e-2, name
 
 
 @pytest.mark.long

@@ -72,10 +72,12 @@ MISTAKES = {
         ("RANK=0 WORLD_SIZE=3", "3 ranks cannot share 4 heads"),
     ],
     "PT_GPT_Mesh": [
-        ("--heads 5", "--hidden is a multiple of --heads"),
+        ("--heads 5", "--hidden a multiple of --heads"),
         ("--mesh 2 1 2 2", "--mesh has 8 ranks, torchrun has started 1"),
-        ("--batch-size 30", "--batch-size"),
-        ("RANK=0 WORLD_SIZE=3 --mesh 1 1 1 3", "--heads is a multiple of 3"),
+        ("--batch-size 30", "--batch-size is a multiple of 4"),
+        ("--batch-size 1440", "of at most 1437"),
+        ("--micro-batches 0", "sizes are from 1 up"),
+        ("RANK=0 WORLD_SIZE=3 --mesh 1 1 1 3", "--heads of 3"),
     ],
     "PT_Clinic": [
         ("--patient flu", "invalid choice: 'flu'"),
