@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from contextlib import ExitStack
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -40,7 +41,7 @@ def joined(of_ranks: list[dict]) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _meshes(page: str, cases: dict[str, tuple[tuple[int, ...], str]]) -> dict:
-    """In a rank: for each name the weights after steps on a mesh, with one of FAULTS or ""."""
+    """In a rank: for each name the weights after steps on a mesh, with a fault or ""."""
     sys.path.insert(0, page)
     import experiments
 
@@ -48,10 +49,11 @@ def _meshes(page: str, cases: dict[str, tuple[tuple[int, ...], str]]) -> dict:
     dist.init_process_group("gloo")
     found = {}
     for name, (shape, fault) in cases.items():
+        program = changed(*CHANGES[fault]) if fault in CHANGES else experiments.UNCHANGED
         with ExitStack() as stack:
-            for patch in FAULTS[fault]() if fault else ():
+            for patch in FAULTS[fault]() if fault in FAULTS else ():
                 stack.enter_context(patch)
-            found[name] = experiments.make_steps(shape)
+            found[name] = experiments.make_steps(shape, program)
     dist.destroy_process_group()
     return found
 
@@ -105,6 +107,31 @@ FAULTS = {
     "stages send no gradients": zeros_instead_of("get_bwd_send_ops"),
     "copies do not average": no_mean_over_copies,
 }
+# In functions that a reader edits in the notebook, and gives to the steps as `program`.
+CHANGES = {
+    "stages in the wrong order": (
+        "index * each : (index + 1) * each",
+        "(1 - index) * each : (2 - index) * each",
+    ),
+    "a lost micro-batch": (
+        "(tokens[:, :-1],)",
+        "(tokens[: len(tokens) // 2, :-1].repeat(2, 1),)",
+    ),
+    "blocks are not shared": ("fully_shard(module, **options)", "pass"),
+}
+
+
+def changed(right: str, wrong: str) -> SimpleNamespace:
+    """The functions of the notebook's program, with a text replaced."""
+    text = SCRIPT.read_text()
+    assert text.count(right) == 1, right
+    names = {"__name__": "changed"}
+    exec(compile(text.replace(right, wrong), "changed", "exec"), names)
+    return SimpleNamespace(
+        **{name: names[name] for name in ("keep_stage", "divide", "train_step")}
+    )
+
+
 RIGHT = {
     "stages and tensor": ((2, 1, 1, 2), ""),
     "shards and tensor": ((1, 1, 2, 2), ""),
@@ -118,6 +145,9 @@ WRONG = {
     "stages send no outputs": ((2, 1, 2, 1), "stages send no outputs"),
     "stages send no gradients": ((2, 1, 2, 1), "stages send no gradients"),
     "copies do not average": ((1, 2, 2, 1), "copies do not average"),
+    "stages in the wrong order": ((2, 1, 2, 1), "stages in the wrong order"),
+    "a lost micro-batch": ((2, 1, 2, 1), "a lost micro-batch"),
+    "blocks are not shared": ((1, 1, 2, 2), "blocks are not shared"),
 }
 
 
