@@ -85,8 +85,9 @@ MISTAKES = {
         ("RANK=0 --patient order --timeout 0", "a --timeout above 0"),
     ],
     "PT_GPT_ContextExperts": [
-        ("--tokens 65", "--tokens from 1 to 64"),
-        ("--tokens 63", "--tokens is a multiple of 2, the ring's chunks"),
+        ("--heads 5", "--hidden is a multiple of --heads"),
+        ("RANK=0 WORLD_SIZE=3", "6 chunks divide 64"),
+        ("--batch-size 2000", "1437 rows, fewer than --batch-size"),
     ],
     "../lessons/19-context-experts/experts": [
         ("RANK=0 WORLD_SIZE=2 --experts 3", "--experts and --batch-size are multiples of 2"),
