@@ -146,8 +146,8 @@ def steps(
 ) -> list[Found]:
     """For each (way, tokens): the second step of a GPT of 4,096 hidden units in bfloat16.
 
-    Run it with launch.call, in one process for each A100; it has room for 64 TiB, so that what
-    does not fit is counted, too.
+    Several ranks run it with launch.call, a process for each A100. It has room for 64 TiB, so
+    that what does not fit is counted, too.
     """
     found = []
     for way, tokens in cases:
@@ -185,7 +185,7 @@ def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World)
 def memory(lengths: list[int], ranks: int = 4) -> dict[str, list[float]]:
     """GiB at the peak of a step for each length: on one GPU, and on each of the ring's."""
     alone = [(way, tokens) for way in ("scores", "serial") for tokens in lengths]
-    found = launch.call(steps, 1, alone, layers=5)[0]
+    found = steps(alone, layers=5)
     ring = [("zigzag", tokens) for tokens in lengths]
     in_ring = launch.call(steps, ranks, ring, layers=5)[0]
     scores, flash = found[: len(lengths)], found[len(lengths) :]
