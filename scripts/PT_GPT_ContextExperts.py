@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from torch import nn
 class Block(nn.Module):
     """Causal attention and an MLP, each after its norm: (batch, tokens, hidden) → the same."""
 
-    def __init__(self, hidden, heads, attend, mlp):
+    def __init__(self, hidden, heads, attend):
         super().__init__()
         self.size, self.attend = hidden // heads, attend
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.mlp = mlp(hidden)
+        up, down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.mlp = nn.Sequential(up, nn.GELU(), down)
 
     def forward(self, x):
         # A head's q, k and v stand together: a part of the rows of qkv is whole heads.
@@ -41,11 +43,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens' numbers, and their places → logits (batch, tokens, vocabulary)."""
 
-    def __init__(self, layers, hidden, heads, attend, mlp, tokens=64, vocabulary=27):
+    def __init__(self, layers, hidden, heads, attend, tokens=64, vocabulary=27):
         super().__init__()
         self.words = nn.Embedding(vocabulary, hidden)
         self.places = nn.Embedding(tokens, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, attend, mlp) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, attend) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
 
     def forward(self, tokens, places):
@@ -55,20 +57,9 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def attend(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def mlp(hidden):
-    up, down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
-    return nn.Sequential(up, nn.GELU(), down)
-
-
 # Share each sequence
-def chunks(order, ranks):
-    """The numbers of the chunks of a sequence that each rank has."""
-    if order == "plain":
-        return [[rank] for rank in range(ranks)]
+def zigzag(ranks):
+    """The numbers of the two chunks of a sequence that each rank has."""
     return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
 
 
@@ -104,7 +95,7 @@ class RingAttention(torch.autograd.Function):
     """q, k, v (batch, heads, own tokens, size) → attention to all ranks' tokens."""
 
     @staticmethod
-    def forward(ctx, q, k, v, owned):
+    def forward(ctx, owned, q, k, v):
         rank, parts = dist.get_rank(), len(owned[0])
         out, lse = torch.zeros_like(q), torch.full_like(q[..., :1], -torch.inf)
         outs, lses, kv = out.chunk(parts, 2), lse.chunk(parts, 2), torch.stack([k, v])
@@ -141,7 +132,7 @@ class RingAttention(torch.autograd.Function):
                 dvs[j].add_(chance.mT @ gs[i])
             # The gradients go with their keys and values: after the last step they are home.
             kv, dkv = came(), send_on(dkv)()
-        return dq, *dkv, None
+        return None, dq, *dkv
 
 
 # Read in the data
@@ -170,13 +161,10 @@ def train_step(model, optimizer, tokens, places):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description="Train a GPT whose sequences the ranks share."
-    )
+    parser = argparse.ArgumentParser(description="Train a GPT whose tokens the ranks share.")
     sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
-    for name, default in (sizes | dict(tokens=64)).items():
+    for name, default in sizes.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
-    parser.add_argument("--order", choices=["zigzag", "plain"], default="zigzag")
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_ContextExperts"))
     args = parser.parse_args()
@@ -184,14 +172,11 @@ def main():
     for name, value in alone.items():
         os.environ.setdefault(name, str(value))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    owned = chunks(args.order, ranks)
-    parts = ranks * len(owned[0])  # of a sequence
+    owned = zigzag(ranks)
     if min(args.epochs, args.batch_size, args.layers, args.heads) < 1:
         parser.error("sizes are from 1 up")
-    if args.hidden % args.heads or not 1 <= args.tokens <= 64:
-        parser.error("--hidden is a multiple of --heads, and --tokens from 1 to 64")
-    if args.tokens % parts:
-        parser.error(f"--tokens is a multiple of {parts}, the ring's chunks")
+    if args.hidden % args.heads or 64 % (2 * ranks):
+        parser.error(f"--hidden is a multiple of --heads, and {2 * ranks} chunks divide 64")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -205,10 +190,10 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     torch.manual_seed(args.seed)
-    sizes = (args.layers, args.hidden, args.heads)
-    model = GPT(*sizes, lambda *qkv: RingAttention.apply(*qkv, owned), mlp, args.tokens)
+    attend = partial(RingAttention.apply, owned)
+    model = GPT(args.layers, args.hidden, args.heads, attend)
     model, train = model.to(kind), train.to(kind)
-    each = torch.arange(args.tokens, device=kind).chunk(parts)
+    each = torch.arange(64, device=kind).chunk(2 * ranks)
     places = torch.cat([each[chunk] for chunk in owned[rank]])  # this rank's, of all rows
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
 

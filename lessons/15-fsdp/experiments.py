@@ -4,10 +4,8 @@
 Zero1, Zero2 and Zero3, the script's fsdp, and None for a copy of everything on each rank.
 """
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,36 +83,6 @@ def _mesh(kind: str, shape: tuple[int, ...]) -> Any:
 # ---- a large GPT on virtual GPUs, with shapes only ------------------------------------------
 
 
-@contextmanager
-def one_rank(
-    ranks: int, link: str, per_node: int | None, between: str | None
-) -> Iterator[torch.device]:
-    """Rank 0 of so many, on a virtual A100; the others are taken to do the same."""
-    options = Options(
-        gpus=per_node or ranks,
-        gpu=GPU,
-        link=link,
-        gpus_per_node=per_node,
-        between_nodes=between,
-        shapes_only=True,
-        world=ranks,
-    )
-    variables = {"RANK": "0", "WORLD_SIZE": f"{ranks}", "LOCAL_RANK": "0"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    face.put_on(options)
-    try:
-        dist.init_process_group("nccl")
-        yield torch.device("cuda:0")
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        face.take_off()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
 @dataclass
 class Found:
     """What a step of one rank takes.
@@ -153,7 +121,16 @@ def step(
     It has the digits' vocabulary, so that nearly all weights are in its blocks. With `half` it
     computes in 16 bit by autocast; for fsdp, a MixedPrecisionPolicy says that.
     """
-    with one_rank(ranks, link, per_node, between) as gpu:
+    options = Options(
+        gpus=per_node or ranks,
+        gpu=GPU,
+        link=link,
+        gpus_per_node=per_node,
+        between_nodes=between,
+        shapes_only=True,
+        world=ranks,
+    )
+    with face.first_rank(options) as gpu:
         with gpu:
             rows = torch.zeros(batch, 1025, dtype=torch.long)
             model = script.GPT(layers, 2048, 16, 1024)

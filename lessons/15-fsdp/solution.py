@@ -10,9 +10,6 @@
 
 # %% jupyter={"source_hidden": true}
 # setup
-import os
-from contextlib import contextmanager
-
 import multigpu
 from multigpu.exercise import Exercise
 from multigpu.exercise.verdicts import shown
@@ -192,31 +189,11 @@ def check_numbers(plan, cluster):
                 raise PlanError(f"rank {number}'s gradients of block {block} are others")
 
 
-@contextmanager
 def first_rank(cluster):
     """Rank 0 of the cluster, on a virtual GPU with shapes only."""
-    options = Options(
-        gpus=cluster["per_node"],
-        gpus_per_node=cluster["per_node"],
-        world=cluster["gpus"],
-        memory=cluster["memory"],
-        shapes_only=True,
-        **MACHINE,
-    )
-    variables = {"RANK": "0", "WORLD_SIZE": f"{cluster['gpus']}", "LOCAL_RANK": "0"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    face.put_on(options)
-    try:
-        dist.init_process_group("nccl")
-        yield torch.device("cuda", 0)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        face.take_off()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    sizes = {"gpus": cluster["per_node"], "gpus_per_node": cluster["per_node"]}
+    sizes |= {"world": cluster["gpus"], "memory": cluster["memory"]}
+    return face.first_rank(Options(shapes_only=True, **sizes, **MACHINE))
 
 
 def carry_out_on_gpus(plan, cluster, gpu):

@@ -15,12 +15,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
@@ -32,12 +31,14 @@ from multigpu.files import write_json
 
 sys.path.insert(0, str(find_root() / "scripts"))
 
+import checkpoint
 import PT_GPT_Mesh as script
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+UNCHANGED = SimpleNamespace()
 HERE = Path(__file__).parent
 FILE = HERE / "layouts.json"
 CLUSTER = ("--gpus-per-node", 8, "--gpu", "A100-80GB", "--link", "NVLink3")
@@ -111,7 +112,7 @@ def groups_of_torch(shape: tuple[int, ...], rank: int) -> dict[str, list[int]]:
 
 def train(
     shape: tuple[int, ...] = (1, 1, 1, 1),
-    program: Any = script,
+    program: Any = UNCHANGED,
     steps: tuple[int, int] = (0, 3),
     load: str = "",
     save: str = "",
@@ -119,8 +120,8 @@ def train(
 ) -> dict[str, torch.Tensor]:
     """The weights after these steps of 16 digits each, in 64 bit, whole on every rank.
 
-    `program` has Stage, divide, train_step and parts: the script, or a notebook's own.
-    `load` and `save` are folders of checkpoints; it saves before step `at`, or at the end.
+    `program` has functions that replace those of the same names in the script and in
+    checkpoint.py. `load` and `save` are folders of checkpoints; it saves before step `at`.
     With several stages each rank returns the weights of its own.
     """
     torch.set_num_threads(1)
@@ -138,34 +139,31 @@ def train(
 
 def make_steps(
     shape: tuple[int, ...],
-    program: Any = script,
+    program: Any = UNCHANGED,
     steps: tuple[int, int] = (0, 3),
     load: str = "",
     save: str = "",
     at: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """`train` in a process group that there is."""
+    program = SimpleNamespace(**vars(script) | vars(checkpoint) | vars(program))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=script.DIMENSIONS)
     index, copy, shard, _ = mesh.get_coordinate()
     torch.manual_seed(0)
-    stage = program.Stage(script.GPT(2, 48, 4).double(), index, shape[0])
+    stage = program.keep_stage(script.GPT(2, 48, 4).double(), index, shape[0])
     program.divide(stage, mesh)
     optimizer = torch.optim.AdamW(stage.parameters(), 0.006, foreach=False)
     group = mesh.get_group("stages")
     pipe = PipelineStage(stage, index, shape[0], torch.device("cpu"), group=group)
     schedule = Schedule1F1B(pipe, 2, loss_fn=script.mean_loss)
     if load:
-        dcp.load(found := program.parts(stage, optimizer), checkpoint_id=load)
-        found = dict(model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-        states.set_state_dict(stage, optimizer, **found, options=script.FLAT)
+        program.load(stage, optimizer, load)
     data = script.read_tokens()
     for step in range(*steps):
         if save and step == at:
-            dcp.save(program.parts(stage, optimizer), checkpoint_id=save)
+            program.save(stage, optimizer, save)
         rows = data[16 * step : 16 * step + 16][copy * shape[2] + shard :: shape[1] * shape[2]]
         program.train_step(schedule, stage, optimizer, rows)
-    if save and at is None:
-        dcp.save(program.parts(stage, optimizer), checkpoint_id=save)
     return {
         name: (one.full_tensor() if isinstance(one, DTensor) else one).detach()
         for name, one in stage.named_parameters()
@@ -173,7 +171,7 @@ def make_steps(
 
 
 def trained(
-    shape: tuple[int, ...], program: Any = script, **options: object
+    shape: tuple[int, ...], program: Any = UNCHANGED, **options: object
 ) -> dict[str, torch.Tensor]:
     """`train` on as many processes as the mesh has ranks: the weights of all stages."""
     if "save" in options:

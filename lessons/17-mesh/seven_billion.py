@@ -52,7 +52,7 @@ def main() -> None:
     index = mesh.get_local_rank("stages")
     with torch.device("meta"):  # no memory until the weights are divided
         model = script.GPT(args.layers, args.hidden, args.heads, args.length, args.words)
-    stage = script.Stage(model, index, stages)
+    stage = script.keep_stage(model, index, stages)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     script.divide(stage, mesh, mp_policy=policy)
     stage.to_empty(device=device)

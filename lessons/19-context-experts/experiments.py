@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 EXPERTS = 8
 SIZE = {"hidden": 4096, "heads": 16}
 UNCHANGED = SimpleNamespace()
+ORDERS = ("plain", "zigzag")
 
 
 @contextmanager
@@ -61,14 +63,24 @@ class _Groups:
 
 def complete(way: str, program: Any) -> SimpleNamespace:
     """The program with what it does not replace."""
-    names = vars(script) | (vars(experts) if way == "experts" else {})
+    names = vars(script) | (vars(experts) if way == "experts" else {}) | {"plain": plain}
     return SimpleNamespace(**names | vars(program))
 
 
-def places_of(chunks: list[list[int]], tokens: int, rank: int) -> torch.Tensor:
+def alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of one rank; its name is looked up, so that torch can replace it."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def plain(ranks: int) -> list[list[int]]:
+    """The chunk of a sequence that each rank has, in plain order."""
+    return [[rank] for rank in range(ranks)]
+
+
+def places_of(owned: list[list[int]], tokens: int, rank: int) -> torch.Tensor:
     """The places of a sequence that this rank has, of so many chunks on each."""
-    parts = torch.arange(tokens).chunk(len(chunks) * len(chunks[0]))
-    return torch.cat([parts[chunk] for chunk in chunks[rank]])
+    chunks = torch.arange(tokens).chunk(len(owned) * len(owned[0]))
+    return torch.cat([chunks[number] for number in owned[rank]])
 
 
 # ---- the small GPT on the CPU ---------------------------------------------------------------
@@ -87,18 +99,19 @@ def _trained(
     way: str, program: Any, steps: int, capacity: float, world: launch.World
 ) -> torch.Tensor:
     torch.manual_seed(0)
-    mine, mlp, attend, places = slice(None), script.mlp, script.attend, torch.arange(64)
-    train_step = program.train_step
+    mine, attend, places, train_step = slice(None), alone, torch.arange(64), program.train_step
+    if way in ORDERS:
+        owned = getattr(program, way)(world.size)
+        places = places_of(owned, 64, world.rank)
+        attend = partial(program.RingAttention.apply, owned)
+    model = program.GPT(2, 48, 4, attend)
     if way == "experts":
         mine = slice(world.rank, None, world.size)
         mesh = init_device_mesh("cpu", (world.size,))
-        mlp = lambda hidden: program.Experts(hidden, EXPERTS, capacity, mesh)  # noqa: E731
+        for block in model.blocks:
+            block.mlp = program.Experts(48, EXPERTS, capacity, mesh)
         train_step = partial(train_step, balance=0.01)
-    elif way != "serial":
-        chunks = program.chunks(way, world.size)
-        places = places_of(chunks, 64, world.rank)
-        attend = lambda q, k, v: program.RingAttention.apply(q, k, v, chunks)  # noqa: E731
-    model = program.GPT(2, 48, 4, attend, mlp).double()
+    model = model.double()
     optimizer = torch.optim.AdamW(model.parameters(), 0.006, foreach=False)
     data = script.read_tokens()
     for step in range(steps):
@@ -133,8 +146,8 @@ def steps(
 ) -> list[Found]:
     """For each (way, tokens): the second step of a GPT of 4,096 hidden units in bfloat16.
 
-    Run it with launch.call, in one process for each A100; it has room for 64 TiB, so that what
-    does not fit is counted, too.
+    Several ranks run it with launch.call, a process for each A100. It has room for 64 TiB, so
+    that what does not fit is counted, too.
     """
     found = []
     for way, tokens in cases:
@@ -147,16 +160,15 @@ def steps(
 
 
 def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World) -> Found:
-    attend, around = script.attend, nullcontext
+    attend, around, own = alone, nullcontext, tokens
     if way == "scores":
         attend = with_scores
-    elif way not in ("serial", "torch"):
-        chunks = program.chunks(way, world.size)
-        attend = lambda q, k, v: program.RingAttention.apply(q, k, v, chunks)  # noqa: E731
+    elif way in ORDERS:
+        attend = partial(program.RingAttention.apply, getattr(program, way)(world.size))
+        own = tokens // world.size
     with torch.device("cuda"):
-        model = script.GPT(layers, *SIZE.values(), attend, script.mlp, tokens).bfloat16()
+        model = script.GPT(layers, *SIZE.values(), attend, tokens).bfloat16()
         data = torch.zeros(1, tokens + 1, dtype=torch.long)
-        own = tokens // world.size if attend is not script.attend else tokens
         places = torch.zeros(own, dtype=torch.long)  # shapes alone matter
     if way == "torch":  # in its context, `places` are this rank's, and attention is a ring
         mesh = init_device_mesh("cuda", (world.size,))
@@ -173,7 +185,7 @@ def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World)
 def memory(lengths: list[int], ranks: int = 4) -> dict[str, list[float]]:
     """GiB at the peak of a step for each length: on one GPU, and on each of the ring's."""
     alone = [(way, tokens) for way in ("scores", "serial") for tokens in lengths]
-    found = launch.call(steps, 1, alone, layers=5)[0]
+    found = steps(alone, layers=5)
     ring = [("zigzag", tokens) for tokens in lengths]
     in_ring = launch.call(steps, ranks, ring, layers=5)[0]
     scores, flash = found[: len(lengths)], found[len(lengths) :]
@@ -210,7 +222,7 @@ def off_with_torch() -> float:
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor):
     """Attention's output, and the gradients of q, k and v."""
     inputs = [each.clone().requires_grad_() for each in (q, k, v)]
-    out = script.attend(*inputs)
+    out = alone(*inputs)
     out.backward(gradient)
     return [out.detach(), *(each.grad for each in inputs)]
 
@@ -247,8 +259,9 @@ def load(
     with group("gloo") as world:
         torch.manual_seed(0)
         mesh = init_device_mesh("cpu", (world.size,))
-        mlp = lambda hidden: program.Experts(hidden, EXPERTS, capacity, mesh)  # noqa: E731
-        model = script.GPT(1, 48, 4, script.attend, mlp)
+        model = script.GPT(1, 48, 4, alone)
+        for block in model.blocks:
+            block.mlp = program.Experts(48, EXPERTS, capacity, mesh)
         optimizer = torch.optim.AdamW(model.parameters(), 0.006, foreach=False)
         data, places = script.read_tokens(), torch.arange(64)
         counts, dropped, losses = torch.zeros(EXPERTS), [], []

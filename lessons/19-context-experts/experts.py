@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from multigpu.course import find_root
 
 sys.path.insert(0, str(find_root() / "scripts"))
 
-from PT_GPT_ContextExperts import GPT, attend, read_tokens
+from PT_GPT_ContextExperts import GPT, read_tokens
 
 
 class AllToAll(torch.autograd.Function):
@@ -120,10 +121,13 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     torch.manual_seed(args.seed)
-    sizes, mesh = (args.layers, args.hidden, args.heads), init_device_mesh(kind, (ranks,))
-    model = GPT(
-        *sizes, attend, lambda hidden: Experts(hidden, args.experts, args.capacity, mesh)
+    attend = partial(F.scaled_dot_product_attention, is_causal=True)
+    model, mesh = (
+        GPT(args.layers, args.hidden, args.heads, attend),
+        init_device_mesh(kind, (ranks,)),
     )
+    for block in model.blocks:
+        block.mlp = Experts(args.hidden, args.experts, args.capacity, mesh)
     model, train, places = model.to(kind), train.to(kind), torch.arange(64, device=kind)
     # foreach's kernels for several weights take plain tensors or DTensors, not both.
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=False)

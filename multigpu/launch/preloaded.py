@@ -6,8 +6,8 @@ import os
 
 import numpy as np
 
-# torch._dynamo: DDP and optimizers import it, which takes a second.
-for name in ("torch._dynamo", "multigpu.data", "multigpu.models"):
+# torch._dynamo: DDP and optimizers import it, which takes a second; sklearn: the scripts do.
+for name in ("torch._dynamo", "sklearn.datasets", "multigpu.data", "multigpu.models"):
     importlib.import_module(name)
 # Without this, all forks would draw the same numbers from NumPy's global generator. Python's
 # `random` has the same rule of its own. torch starts with the same seed in each new process.

@@ -135,14 +135,13 @@ def test_without_one_of_the_exchanges_the_weights_are_others(experiments):
 def test_zigzag_gives_each_rank_as_much_work_in_each_step(experiments):
     script = experiments.script
     for ranks in (2, 4, 7):
-        assert sorted(chain(*script.chunks("zigzag", ranks))) == list(range(2 * ranks))
+        assert sorted(chain(*script.zigzag(ranks))) == list(range(2 * ranks))
         for step in range(ranks):
             of_ranks = [
-                len(script.pairs(script.chunks("zigzag", ranks), rank, step))
-                for rank in range(ranks)
+                len(script.pairs(script.zigzag(ranks), rank, step)) for rank in range(ranks)
             ]
             assert set(of_ranks) == {3 if step == 0 else 2}
-    plain = [len(script.pairs(script.chunks("plain", 4), rank, 1)) for rank in range(4)]
+    plain = [len(script.pairs(experiments.plain(4), rank, 1)) for rank in range(4)]
     assert plain == [0, 1, 1, 1]
 
 

@@ -72,10 +72,12 @@ MISTAKES = {
         ("RANK=0 WORLD_SIZE=3", "3 ranks cannot share 4 heads"),
     ],
     "PT_GPT_Mesh": [
-        ("--heads 5", "--hidden is a multiple of --heads"),
+        ("--heads 5", "--hidden a multiple of --heads"),
         ("--mesh 2 1 2 2", "--mesh has 8 ranks, torchrun has started 1"),
-        ("--batch-size 30", "--batch-size"),
-        ("RANK=0 WORLD_SIZE=3 --mesh 1 1 1 3", "--heads is a multiple of 3"),
+        ("--batch-size 30", "--batch-size is a multiple of 4"),
+        ("--batch-size 1440", "of at most 1437"),
+        ("--micro-batches 0", "sizes are from 1 up"),
+        ("RANK=0 WORLD_SIZE=3 --mesh 1 1 1 3", "--heads of 3"),
     ],
     "PT_Clinic": [
         ("--patient flu", "invalid choice: 'flu'"),
@@ -83,8 +85,9 @@ MISTAKES = {
         ("RANK=0 --patient order --timeout 0", "a --timeout above 0"),
     ],
     "PT_GPT_ContextExperts": [
-        ("--tokens 65", "--tokens from 1 to 64"),
-        ("--tokens 63", "--tokens is a multiple of 2, the ring's chunks"),
+        ("--heads 5", "--hidden is a multiple of --heads"),
+        ("RANK=0 WORLD_SIZE=3", "6 chunks divide 64"),
+        ("--batch-size 2000", "1437 rows, fewer than --batch-size"),
     ],
     "../lessons/19-context-experts/experts": [
         ("RANK=0 WORLD_SIZE=2 --experts 3", "--experts and --batch-size are multiples of 2"),

@@ -4,7 +4,12 @@ put_on() starts virtual GPUs and replaces what TABLE lists in torch; take_off() 
 torch's C++ code the tensors stay on the device type "vgpu" (sim/names.py says why).
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+import torch.distributed as dist
 from torch.utils._device import _device_constructors
 
 from multigpu.errors import UserError
@@ -108,6 +113,28 @@ def put_on(options: Options | None = None) -> list[torch.device]:
         names.set_shown_type(names.INNER)
         raise
     return started
+
+
+@contextmanager
+def first_rank(options: Options) -> Iterator[torch.device]:
+    """Make this process rank 0 of `options.world`, with a process group: its device cuda:0.
+
+    The other ranks are taken to do the same. At the end the process is as it was before.
+    """
+    variables = {"RANK": "0", "WORLD_SIZE": f"{options.world}", "LOCAL_RANK": "0"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        os.environ.update(variables)
+        put_on(options)
+        dist.init_process_group("nccl")
+        yield torch.device("cuda", 0)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        take_off()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def take_off() -> None:
