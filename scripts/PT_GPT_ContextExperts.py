@@ -175,8 +175,10 @@ def main():
     owned = zigzag(ranks)
     if min(args.epochs, args.batch_size, args.layers, args.heads) < 1:
         parser.error("sizes are from 1 up")
-    if args.hidden % args.heads or 64 % (2 * ranks):
-        parser.error(f"--hidden is a multiple of --heads, and {2 * ranks} chunks divide 64")
+    if args.hidden % args.heads:
+        parser.error("--hidden is a multiple of --heads")
+    if 64 % (2 * ranks):
+        parser.error(f"{ranks} ranks cannot share 64 tokens: each has two equal chunks")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ MISTAKES = {
     ],
     "PT_GPT_ContextExperts": [
         ("--heads 5", "--hidden is a multiple of --heads"),
-        ("RANK=0 WORLD_SIZE=3", "6 chunks divide 64"),
+        ("RANK=0 WORLD_SIZE=3", "3 ranks cannot share 64 tokens"),
         ("--batch-size 2000", "1437 rows, fewer than --batch-size"),
     ],
     "../lessons/19-context-experts/experts": [
