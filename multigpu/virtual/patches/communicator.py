@@ -374,7 +374,7 @@ class Communicator:
         name: str,
         call: Call,
         splits: list[int],
-        move: Callable[[], list],
+        move: Callable[[Tensor], list],
         entry: Entry | None,
     ) -> Kernel:
         """Launch a collective.
@@ -382,7 +382,7 @@ class Communicator:
         row     this rank's numbers, which all ranks get
         name    what NCCL calls: several of torch's operations are one of NCCL's
         splits  of an all-to-all: the elements for each rank, then those from each
-        move    starts gloo's works
+        move    starts gloo's works, given the ranks' rows
         entry   the kernel's in the flight recorder
         """
         own = _labelled(row, name, call)
@@ -394,7 +394,7 @@ class Communicator:
             if splits:
                 every = torch.tensor(splits, dtype=torch.float64, device="cpu")
                 _check_splits(_finished(*self._exchange(every)).tolist())
-            for work in move():
+            for work in move(kernel.rows):
                 work.wait()
 
         return self.launch(run, call, entry=entry, begin=exchange)

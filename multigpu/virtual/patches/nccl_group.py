@@ -96,6 +96,8 @@ FLOAT8 = (
 NOT_IN_NCCL = {Op.BAND: "BAND", Op.BOR: "BOR", Op.BXOR: "BXOR"}
 # The first tag of messages of a pair's communicator: that of all ranks has those from 0 on.
 CHANNEL = 4
+# The node of a barrier, in its row.
+NO_NODE = -1.0
 _numbers = itertools.count()
 
 
@@ -237,15 +239,16 @@ class NcclGroup(VirtualGroup):
         self._compare(method, args)
         payloads = () if work.has_shapes else each(_wire, payloads_of(args))
 
-        gloo = Pair(self.gloo) if self.size() == 2 else self.gloo
-
-        def moves() -> list:
-            return [] if work.has_shapes else move(gloo, *payloads)
+        def moves(rows: Tensor) -> list:
+            return [] if work.has_shapes else move(self._mover(), *payloads)
 
         entry = self._recorded(method, args)
         kernel = self.communicator().collective(row, name, call, splits, moves, entry)
         work.works.append(kernel)
         return lambda: kernel.rows
+
+    def _mover(self) -> Gloo | Pair:
+        return Pair(self.gloo) if self.size() == 2 else self.gloo
 
     def _recorded(self, method: str, args: tuple) -> Entry | None:
         """The flight recorder's entry of a collective."""
@@ -295,14 +298,22 @@ class NcclGroup(VirtualGroup):
         return call, splits_of(method, args, self.size()) if name == "alltoall" else []
 
     def _wait_for_all(self, time: float) -> float:
-        # NCCL's barrier is an all-reduce of one number, and the rows' exchange is a barrier.
+        # NCCL's barrier is an all-reduce of one number.
         self.sequence += 1
         line = program_line(sys._getframe(1))
         call = Call("BARRIER", self.sequence, 1, 1, torch.float32, (1,), line=line)
-        row = torch.tensor([time, 4.0, -1.0], dtype=torch.float64, device="cpu")
+        row = torch.tensor([time, 4.0, NO_NODE], dtype=torch.float64, device="cpu")
+
+        def move(rows: Tensor) -> list:
+            # The rows' exchange is a barrier; a rank that calls all_reduce needs the number.
+            if (rows[:, -1] == NO_NODE).all():
+                return []
+            number = torch.zeros(1, device="cpu")
+            return [self._mover().allreduce([number], dist.AllreduceOptions())]
+
         side = [(torch.Size([1]), torch.float32)]
         entry = recorder().record(self, "nccl:all_reduce_barrier", side, side)
-        kernel = self.communicator().collective(row, "allreduce", call, [], list, entry)
+        kernel = self.communicator().collective(row, "allreduce", call, [], move, entry)
         kernel.wait(on_a_gpu_too=True)
         return kernel.rows[:, 0].max().item()
 
