@@ -1,75 +1,65 @@
-"""Section: simulated against measured time of training steps.
+"""Section: simulated against measured time of training steps, and of tiny operations."""
 
-The models are the course's CNN, ResNet-50 and a small GPT; each in fp32, TF32 and bf16, at
-several batch sizes. Beside the simulation's error is the null model's: a step takes as long
-per row of the batch as in the model's smallest batch.
-"""
+from collections.abc import Iterator
 
 import torch
-from precision import computing, precisions, report_missing, simulating
-from section import Section, main
-from timing import simulated_step, step_times
-from workloads import FULL, MODELS, TINY, new_batch, new_model, training_step
+import torch.nn.functional as F
+from section import Section
+from timing import Call, Case, compare, simulated_step, step_times
+from torch import nn
+from workloads import FULL, HALF, MODELS, TINY, new_batch, new_model, precisions, training_step
 
 BATCHES = {"cnn": (64, 1024, 16_384), "resnet50": (8, 64, 256), "gpt": (2, 16, 64)}
-TINY_BATCHES = {"cnn": (2, 4), "resnet50": (2,), "gpt": (1, 2)}
 
 
-def cases(section: Section) -> list[tuple[str, str, int]]:
-    """(model, precision, batch) of all steps."""
-    batches = TINY_BATCHES if section.quick else BATCHES
-    wanted = precisions(section)
-    return [(name, how, rows) for name in MODELS for how in wanted for rows in batches[name]]
+def twenty(call: Call) -> Call:
+    return lambda: [call() for _ in range(20)]
 
 
-def label(name: str, how: str, rows: int) -> str:
-    return f"{name} {how} {rows}"
+def launches(device: torch.device) -> dict[str, Call]:
+    """Tiny operations 20 times, whose kernels take less than their launches."""
+    x = torch.zeros(8, 64, device=device)
+    images = torch.zeros(2, 8, 8, 8, device=device)
+    linear = nn.Linear(64, 64).to(device)
+    convolution = nn.Conv2d(8, 8, 3, padding=1).to(device)
+    optimizer = torch.optim.SGD(linear.parameters(), 0.0, momentum=0.9)
+    linear(x).sum().backward()
+    calls: dict[str, Call] = {
+        "add": lambda: x + 1,
+        "softmax": lambda: F.softmax(x, 1),
+        "linear": lambda: linear(x),
+        "linear, forward and backward": lambda: linear(x).sum().backward(),
+        "conv2d": lambda: convolution(images),
+        "layer_norm": lambda: F.layer_norm(x, (64,)),
+        "SGD.step of a layer": optimizer.step,
+    }
+    return {name: twenty(call) for name, call in calls.items()}
 
 
-def real(section: Section) -> None:
-    simulated = section.virtual()
-    report_missing(section)
+def cases(section: Section) -> Iterator[Case]:
     size = TINY if section.quick else FULL
-    first: dict[tuple[str, str], float] = {}
-    for name, how, rows in cases(section):
-        case = label(name, how, rows)
-        with section.item(case), computing(how) as half:
-            model = new_model(name, size).to(section.device)
-            batch = new_batch(name, size, rows, section.device)
-            step = training_step(model, batch, half)
-            times = step_times(step, section.device)
-            first.setdefault((name, how), times.median / rows)
-            found = simulated.get(case, {}).get("seconds")
-            section.row(
-                case=case,
-                model=name,
-                precision=how,
-                batch=rows,
-                measured=times.as_dict(),
-                simulated=found,
-                error=found and found / times.median - 1,
-                null_error=first[name, how] * rows / times.median - 1,
-            )
-        model = batch = step = None
-        if section.device.type == "cuda":
-            torch.cuda.empty_cache()
+    for name in MODELS:
+        for how in precisions(section.gpu):
+            for rows in (1, 2) if section.quick else BATCHES[name]:
 
+                def calls(
+                    device: torch.device, name: str = name, how: str = how, rows: int = rows
+                ) -> dict[str, Call]:
+                    model = new_model(name, size).to(device)
+                    batch = new_batch(name, size, rows, device)
+                    return {"": training_step(model, batch, HALF.get(how))}
 
-def virtual(section: Section) -> None:
-    size = TINY if section.quick else FULL
-    host = torch.device("cpu")
-    for name, how, rows in cases(section):
-        case = label(name, how, rows)
-        with section.item(case), simulating(how, section) as device, computing(how) as half:
-            model = new_model(name, size).to(device)
-            # One row of numbers would do, but `new_batch` draws in no time what it needs.
-            batch = tuple(
-                torch.empty(rows, *part.shape[1:], dtype=part.dtype, device=device)
-                for part in new_batch(name, size, 1, host)
-            )
-            step = training_step(model, batch, half)
-            section.row(case=case, seconds=simulated_step(step))
+                yield Case(f"{name} {how} {rows}", name, how, calls)
+    yield Case("20 ×", "launches", "fp32", launches)
 
 
 if __name__ == "__main__":
-    main(real, virtual)
+    compare(
+        "One training step with SGD: the time on the GPU, host included, and the simulated "
+        "time. A case is the model, the precision, and the rows of its batch; then tiny "
+        "operations, 20 times each, which show what a launch costs the host.",
+        "ms",
+        cases,
+        step_times,
+        simulated_step,
+    )

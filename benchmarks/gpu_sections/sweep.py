@@ -1,17 +1,14 @@
-"""Section: where the cost model is wrong: kernels of many shapes, measured and simulated.
-
-Matrix products, convolutions, attention and memory-bound operations; the kernels' time on the
-device, without the host's. The page lists the worst first.
-"""
+"""Section: kernels of many shapes, measured and simulated: where the cost model is wrong."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import torch
 import torch.nn.functional as F
-from precision import HALF, computing, precisions, report_missing, simulating
-from section import Section, main
-from timing import kernel_times, simulated_kernels
+from section import Section
+from timing import Call, Case, compare, kernel_times, simulated_kernels
+from workloads import HALF, precisions
 
 # m, n, k: squares, thin products as of a small batch, a GPT's layers, an odd vocabulary.
 PRODUCTS = (
@@ -20,155 +17,86 @@ PRODUCTS = (
     *((8192, 1536, 512), (8192, 512, 2048), (8192, 32_000, 512), (8192, 50_257, 768)),
     *((4095, 4095, 4095), (1000, 1000, 1000), (256, 256, 65_536)),
 )
-BATCHED = ((96, 1024, 1024, 64), (256, 128, 128, 64))
 # Channels in and out, kernel, stride, height and width: layers of ResNet-50 and of the CNN.
 CONVOLUTIONS = (
-    (3, 64, 7, 2, 224),
-    (64, 64, 1, 1, 56),
-    (64, 64, 3, 1, 56),
-    (256, 128, 1, 2, 56),
-    (128, 128, 3, 1, 28),
-    (256, 1024, 1, 1, 14),
-    (256, 256, 3, 1, 14),
-    (512, 512, 3, 1, 7),
-    (1, 16, 3, 1, 28),
+    *((3, 64, 7, 2, 224), (64, 64, 1, 1, 56), (64, 64, 3, 1, 56), (256, 128, 1, 2, 56)),
+    *((128, 128, 3, 1, 28), (256, 1024, 1, 1, 14), (256, 256, 3, 1, 14)),
+    *((512, 512, 3, 1, 7), (1, 16, 3, 1, 28)),
 )
 # Rows, heads, length, width of a head.
 ATTENTION = ((8, 12, 1024, 64), (4, 16, 2048, 64), (2, 32, 4096, 128), (64, 8, 512, 64))
-MEMORY_BOUND = ("add", "copy", "gelu", "layer_norm", "softmax", "batch_norm", "sum")
-MEGABYTES = (1, 16, 256)
+MEMORY_BOUND: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add": lambda x: x + x,
+    "copy": torch.clone,
+    "gelu": F.gelu,
+    "layer_norm": lambda x: F.layer_norm(x, (1024,)),
+    "softmax": lambda x: F.softmax(x, 1),
+    "batch_norm": lambda x: F.batch_norm(x.view(-1, 64, 4, 4), None, None, training=True),
+    "sum": torch.sum,
+}
 
 
 def shapes(section: Section) -> Iterator[tuple[str, str, tuple]]:
-    """(kind, precision, sizes) of all cases; in a rehearsal, one case of each kind."""
-    half = precisions(section)[-1]
-    everything = [
-        *(("product", how, one) for one, how in product(PRODUCTS, precisions(section))),
-        *(("batched product", how, one) for one, how in product(BATCHED, precisions(section))),
-        *(
-            ("convolution", how, (rows, *one))
-            for one, rows, how in product(CONVOLUTIONS, (8, 128), precisions(section))
-            if how != "fp32" or rows == 128
-        ),
-        *(("attention", half, (*one, causal)) for one in ATTENTION for causal in (0, 1)),
-        *(("memory", "fp32", one) for one in product(MEMORY_BOUND, MEGABYTES)),
-    ]
-    if not section.quick:
-        yield from everything
-        return
-    yield ("product", "fp32", (16, 16, 16))
-    yield ("product", half, (16, 16, 16))
-    yield ("batched product", "fp32", (2, 8, 8, 8))
-    yield ("convolution", "fp32", (2, 3, 4, 3, 1, 8))
-    yield ("attention", half, (1, 2, 16, 8, 1))
-    yield from (("memory", "fp32", (name, 1 / 16)) for name in MEMORY_BOUND)
+    """(kind, precision, sizes) of all cases."""
+    wanted = precisions(section.gpu)
+    products, convolutions, attention, megabytes = PRODUCTS, CONVOLUTIONS, ATTENTION, (1, 256)
+    if section.quick:
+        products, convolutions, attention = [(16, 16, 16)], [(3, 4, 3, 1, 8)], [(1, 2, 16, 8)]
+        megabytes = (1 / 16,)
+    for how in wanted:
+        yield from (("product", how, one) for one in products)
+        for rows in (2,) if section.quick else (8, 128):
+            yield from (("convolution", how, (rows, *one)) for one in convolutions)
+    for one, causal in product(attention, (0, 1)):
+        yield "attention", wanted[-1], (*one, causal)
+    yield from (("memory", "fp32", one) for one in product(MEMORY_BOUND, megabytes))
 
 
-def calls(
-    kind: str, how: str, sizes: tuple, device: torch.device
-) -> dict[str, Callable[[], object]]:
+def calls(kind: str, how: str, sizes: tuple, device: torch.device) -> dict[str, Call]:
     """The forward call of a case, and the backward call if it has one."""
-    dtype = HALF.get(how, torch.float32)
 
-    def random(*shape: int, grad: bool = False) -> torch.Tensor:
+    def random(*shape: int) -> torch.Tensor:
         # Zeros would take less power, so a GPU at its power limit would be faster with them.
-        return torch.randn(*shape, dtype=dtype, device=device).requires_grad_(grad)
+        dtype = HALF.get(how, torch.float32)
+        return torch.randn(*shape, dtype=dtype, device=device).requires_grad_()
 
+    if kind == "memory":
+        name, megabytes = sizes
+        x = random(int(megabytes * 256), 1024).detach()
+        return {"forward": lambda: MEMORY_BOUND[name](x)}
     if kind == "product":
         m, n, k = sizes
-        a, b = random(m, k), random(k, n)
-        return {"forward": lambda: a @ b}
-    if kind == "batched product":
-        rows, m, n, k = sizes
-        a, b = random(rows, m, k), random(rows, k, n)
-        return {"forward": lambda: a @ b}
-    if kind == "convolution":
+        inputs, operation = [random(m, k), random(k, n)], torch.matmul
+    elif kind == "convolution":
         rows, inward, outward, size, stride, image = sizes
-        images = random(rows, inward, image, image, grad=True)
-        weight = random(outward, inward, size, size, grad=True)
-        return with_backward(
-            lambda: F.conv2d(images, weight, stride=stride, padding=size // 2),
-            [images, weight],
-        )
-    if kind == "attention":
+        inputs = [random(rows, inward, image, image), random(outward, inward, size, size)]
+        operation = partial(F.conv2d, stride=stride, padding=size // 2)
+    else:
         *shape, causal = sizes
-        q, k, v = (random(*shape, grad=True) for _ in range(3))
-        return with_backward(
-            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal)), [q, k, v]
-        )
-    name, megabytes = sizes
-    return {"forward": memory_bound(name, int(megabytes * 2**18), device)}
-
-
-def with_backward(
-    forward: Callable[[], torch.Tensor], inputs: list[torch.Tensor]
-) -> dict[str, Callable[[], object]]:
-    """Forward without autograd, and backward alone, of which the graph is kept."""
-    out = forward()
+        inputs = [random(*shape) for _ in range(3)]
+        operation = partial(F.scaled_dot_product_attention, is_causal=bool(causal))
+    out = operation(*inputs)
     grad = torch.randn_like(out)
-
-    def without_graph() -> torch.Tensor:
-        with torch.no_grad():
-            return forward()
-
-    def backward() -> tuple:
-        return torch.autograd.grad(out, inputs, grad, retain_graph=True)
-
-    return {"forward": without_graph, "backward": backward}
-
-
-def memory_bound(name: str, numbers: int, device: torch.device) -> Callable[[], object]:
-    """An operation on a float32 tensor of `numbers` numbers, in rows of 1,024."""
-    x = torch.randn(numbers // 1024, 1024, device=device)
-    if name == "batch_norm":
-        images = x.view(-1, 64, 4, 4)
-        return lambda: F.batch_norm(images, None, None, training=True)
     return {
-        "add": lambda: x + x,
-        "copy": lambda: x.clone(),
-        "gelu": lambda: F.gelu(x),
-        "layer_norm": lambda: F.layer_norm(x, (1024,)),
-        "softmax": lambda: F.softmax(x, 1),
-        "sum": lambda: x.sum(),
-    }[name]
+        "forward": torch.no_grad()(lambda: operation(*inputs)),
+        "backward": lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
+    }
 
 
-def label(kind: str, how: str, sizes: tuple) -> str:
-    return f"{kind} {how} {'×'.join(map(str, sizes))}"
-
-
-def real(section: Section) -> None:
-    simulated = section.virtual()
-    report_missing(section)
-    section.note(
-        "Operands are random, and warm in the L2 cache. Convolutions have channels first, and "
-        "cuDNN's heuristics choose their algorithm."
-    )
+def cases(section: Section) -> Iterator[Case]:
     for kind, how, sizes in shapes(section):
-        case = label(kind, how, sizes)
-        with section.item(case), computing(how):
-            for part, call in calls(kind, how, sizes, section.device).items():
-                times = kernel_times(call, section.device, 0.1)
-                found = simulated.get(f"{case} {part}", {}).get("seconds")
-                section.row(
-                    case=f"{case} {part}",
-                    kind=kind,
-                    precision=how,
-                    measured=times.as_dict(),
-                    simulated=found,
-                    error=found and found / times.median - 1,
-                )
-        if section.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
-def virtual(section: Section) -> None:
-    for kind, how, sizes in shapes(section):
-        case = label(kind, how, sizes)
-        with section.item(case), simulating(how, section) as device, computing(how):
-            for part, call in calls(kind, how, sizes, device).items():
-                section.row(case=f"{case} {part}", seconds=simulated_kernels(call))
+        name = f"{kind} {how} {'×'.join(map(str, sizes))}"
+        yield Case(name, kind, how, partial(calls, kind, how, sizes))
 
 
 if __name__ == "__main__":
-    main(real, virtual)
+    compare(
+        "One call of each kernel: its time on the GPU, without the host's, and the simulated "
+        "time. Operands are random, and warm in the L2 cache. cuDNN's heuristics choose the "
+        "algorithm of a convolution. Sizes: product m×n×k; convolution rows×channels "
+        "in×out×kernel×stride×image; attention rows×heads×length×width×causal; memory MiB.",
+        "µs",
+        cases,
+        kernel_times,
+        simulated_kernels,
+    )

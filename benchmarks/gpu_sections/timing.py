@@ -1,137 +1,102 @@
-"""How long something takes: whole steps, and kernels alone, with warm-up, repeats and spread.
+"""How long something takes on a GPU and on its virtual GPU: whole steps, kernels alone.
 
-On a GPU, times are read from CUDA events. In a rehearsal, in which the CPU has the GPU's
-place, they are read from the clock.
+On a GPU, times are read from CUDA events, after a warm-up. In a rehearsal, in which the CPU
+has the GPU's place, they are read from the clock.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import quantiles
 
 import torch
+from section import Section, main
+from workloads import computing, simulating
 
 from multigpu.virtual import control
 
-WARM_UP = 3
-REHEARSED = 2  # repeats on the CPU
+Call = Callable[[], object]
 # CUDA's queue has room for about a thousand launches; a host that fills it has to wait.
 LAUNCHES = 600
-# A call of this many seconds is long enough for an event of its own.
-LONG = 2e-3
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one repeat (median, lower and upper quartile), and the number of repeats."""
-
-    median: float
-    low: float
-    high: float
-    repeats: int
-
-    @classmethod
-    def of(cls, seconds: list[float]) -> "Times":
-        if len(seconds) < 2:
-            return cls(seconds[0], seconds[0], seconds[0], len(seconds))
-        low, middle, high = quantiles(seconds, n=4, method="inclusive")
-        return cls(middle, low, high, len(seconds))
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+def spread(seconds: list[float]) -> dict[str, float]:
+    """The median and the quartiles of repeats, in seconds, and the number of repeats."""
+    low, middle, high = quantiles(seconds, n=4, method="inclusive")
+    return {"median": middle, "low": low, "high": high, "repeats": len(seconds)}
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def step_times(
-    step: Callable[[], object], device: torch.device, budget: float = 1.0, limit: int = 50
-) -> Times:
-    """The times from the end of one step to the end of the next, with the host running ahead.
-
-    There are 5 to `limit` repeats: as many as fit into `budget` seconds. So a step takes the
-    longer of the host's time for its launches and the GPU's time, as in training.
-    """
-    if device.type == "cpu":
-        return Times.of([_seconds_on_host(step) for _ in range(REHEARSED)])
-    for _ in range(WARM_UP):
-        step()
-    synchronize(device)
-    began = time.perf_counter()
-    step()
-    synchronize(device)
-    pilot = time.perf_counter() - began
-    repeats = max(5, min(limit, int(budget / max(pilot, 1e-9))))
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    synchronize(device)
-    ends = pairwise(events)
-    return Times.of([before.elapsed_time(after) / 1e3 for before, after in ends])
-
-
-def kernel_times(
-    call: Callable[[], object], device: torch.device, budget: float = 0.15, inner: int = 5
-) -> Times:
-    """The device's time for one call, without the host's: its kernels one after the other.
-
-    The calls wait in the queue behind a kernel that only waits, until the host has launched
-    all of them. A repeat is `inner` calls. The operands are warm in the L2 cache.
-    """
-    if device.type == "cpu":
-        return Times.of([_seconds_on_host(call) for _ in range(REHEARSED)])
-    for _ in range(WARM_UP):
-        call()
-    synchronize(device)
+def host_seconds(call: Call) -> float:
     began = time.perf_counter()
     call()
-    launched = time.perf_counter() - began
-    synchronize(device)
-    pilot = time.perf_counter() - began
-    if pilot > LONG:
-        inner = 1
-    repeats = int(budget / max(inner * pilot, 1e-9))
-    # A call has at most six kernels (a backward), and an event is a launch, too.
-    repeats = max(5, min(20, repeats, LAUNCHES // (6 * inner + 1)))
+    return time.perf_counter() - began
+
+
+def event_times(call: Call, repeats: int) -> dict[str, float]:
+    """The times from the end of one call to the end of the next, on the GPU."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    # The host needs this long for all launches; half as much again, and 1 ms, to be safe.
-    wait_on_gpu(1e-3 + 1.5 * repeats * (inner * launched + 10e-6))
     events[0].record()
     for event in events[1:]:
-        for _ in range(inner):
-            call()
+        call()
         event.record()
-    synchronize(device)
-    ends = pairwise(events)
-    return Times.of([before.elapsed_time(after) / 1e3 / inner for before, after in ends])
+    torch.cuda.synchronize()
+    return spread([before.elapsed_time(after) / 1e3 for before, after in pairwise(events)])
 
 
-def wait_on_gpu(seconds: float) -> None:
-    """Launch a kernel that does nothing for about this long.
+def warm_up(call: Call) -> tuple[float, float]:
+    """Call four times; the seconds of the last call: the host's, and until the GPU is done."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    launched = host_seconds(call)
+    torch.cuda.synchronize()
+    return launched, time.perf_counter() - began
 
-    torch.cuda._sleep is not documented; torch's own tests of streams use it. It takes a number
-    of clock cycles. The clock rate is in kHz.
+
+def step_times(call: Call, device: torch.device) -> dict[str, float]:
+    """Seconds of a step, with the host running ahead, as in training.
+
+    A step takes the longer of the host's time for its launches and the GPU's time. There are 5
+    to 50 repeats: as many as fit into a second.
     """
-    clock = torch.cuda.get_device_properties(0).clock_rate * 1e3
-    torch.cuda._sleep(int(seconds * clock))
+    if device.type == "cpu":
+        return spread([host_seconds(call) for _ in range(2)])
+    _, pilot = warm_up(call)
+    return event_times(call, max(5, min(50, int(1 / pilot))))
 
 
-def simulated_step(step: Callable[[], object], steps: int = 2) -> float:
+def kernel_times(call: Call, device: torch.device) -> dict[str, float]:
+    """The GPU's seconds for one call, without the host's: its kernels one after the other.
+
+    The calls wait in the queue behind a kernel that only waits, until the host has launched
+    all of them. The operands are warm in the L2 cache.
+    """
+    if device.type == "cpu":
+        return spread([host_seconds(call) for _ in range(2)])
+    launched, pilot = warm_up(call)
+    # A call that takes long is a repeat; otherwise five are. A backward has up to six kernels.
+    inner = 1 if pilot > 2e-3 else 5
+    repeats = max(5, min(20, int(0.1 / (inner * pilot)), LAUNCHES // (6 * inner + 1)))
+    # The host needs this long for all launches; half as much again, and 1 ms, to be safe.
+    wait = 1e-3 + 1.5 * repeats * (inner * launched + 10e-6)
+    # It takes clock cycles and is not documented; torch's own tests of streams use it.
+    torch.cuda._sleep(int(wait * torch.cuda.get_device_properties(0).clock_rate * 1e3))
+    found = event_times(lambda: [call() for _ in range(inner)], repeats)
+    return {name: one if name == "repeats" else one / inner for name, one in found.items()}
+
+
+def simulated_step(call: Call) -> float:
     """Simulated seconds of a step on the running virtual GPU, after one step to warm up."""
-    step()
+    call()
     began = control.elapsed()
-    for _ in range(steps):
-        step()
-    return (control.elapsed() - began) / steps
+    for _ in range(2):
+        call()
+    return (control.elapsed() - began) / 2
 
 
-def simulated_kernels(call: Callable[[], object]) -> float:
+def simulated_kernels(call: Call) -> float:
     """Simulated seconds of a call's kernels on the running virtual GPU, without the host's."""
     call()
     began = control.elapsed()
@@ -140,7 +105,53 @@ def simulated_kernels(call: Callable[[], object]) -> float:
     return sum(event.end - event.start for event in events if event.kind == "compute")
 
 
-def _seconds_on_host(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+@dataclass(frozen=True)
+class Case:
+    """What is timed: `calls` makes, on a device, the calls of this case by their names."""
+
+    name: str
+    kind: str
+    precision: str
+    calls: Callable[[torch.device], dict[str, Call]]
+
+
+def compare(
+    says: str,
+    unit: str,
+    cases: Callable[[Section], Iterator[Case]],
+    measure: Callable[[Call, torch.device], dict[str, float]],
+    simulate: Callable[[Call], float],
+) -> None:
+    """Run a section that measures its cases on the GPU, and simulates them."""
+
+    def real(section: Section) -> None:
+        simulated = section.virtual()
+        for case in cases(section):
+            with section.item(case.name), computing(case.precision):
+                calls = case.calls(section.device)
+                for part in list(calls):
+                    name = f"{case.name} {part}".strip()
+                    # The call's tensors are freed before the next case.
+                    times = measure(calls.pop(part), section.device)
+                    found = simulated.get(name, {}).get("seconds")
+                    section.row(
+                        case=name,
+                        kind=f"{case.kind} {case.precision}",
+                        measured=times,
+                        simulated=found,
+                        error=found and found / times["median"] - 1,
+                    )
+
+    def virtual(section: Section) -> None:
+        for case in cases(section):
+            with (
+                section.item(case.name),
+                simulating(case.precision, section.gpu) as device,
+                computing(case.precision),
+            ):
+                for part, call in case.calls(device).items():
+                    name = f"{case.name} {part}".strip()
+                    section.row(case=name, seconds=simulate(call))
+
+    units = {"measured": unit, "simulated": unit, "error": "%"}
+    main(says, units, real, virtual)
