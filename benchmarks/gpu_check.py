@@ -5,7 +5,7 @@ installation of the course. It stops after 9 minutes at most (a rehearsal after 
 benchmarks/gpu/GPU-NAME.json and a page beside it. Until a run is complete, both names contain
 "partial". A stopped run and a run with --only leave these partial files.
 
-    python benchmarks/gpu_check.py --only steps sweep      some sections only
+    python benchmarks/gpu_check.py --only steps memory     some sections only
     python benchmarks/gpu_check.py --device cpu            a rehearsal: the CPU in its place
 
 A rehearsal executes the sections on tiny sizes, and measures nothing. Its report is in
@@ -62,8 +62,7 @@ class Plan:
 CARD = Plan("card", "The GPU", 60)
 # What can only be learnt on a GPU comes first, in case the time is short.
 PLANS = (
-    Plan("steps", "Steps and launches: simulated against measured", 130),
-    Plan("sweep", "Kernels: simulated against measured", 75),
+    Plan("steps", "Steps and kernels: simulated against measured", 180),
     Plan("memory", "Peak memory", 45),
     Plan("allocator", "Workspaces, segments and copies", 30),
     Plan("same", "Errors, autocast and losses", 60),

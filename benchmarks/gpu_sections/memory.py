@@ -91,7 +91,8 @@ if __name__ == "__main__":
         "the model, `allocated` what tensors and workspaces hold at the peak, `reserved` what "
         "the caching allocator has taken from the driver. `simulated` is without `before`: it "
         "is compared with `allocated` less `before`.",
-        dict.fromkeys(("before", "allocated", "reserved", "simulated"), "MiB"),
+        dict.fromkeys(("before", "allocated", "reserved", "simulated"), "MiB")
+        | {"error": "%"},
         real,
         virtual,
     )

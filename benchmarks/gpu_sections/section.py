@@ -23,6 +23,7 @@ import torch
 from card import simulated
 
 from multigpu.files import write_json
+from multigpu.virtual import options
 
 # A program that a section starts is ended after this many seconds; rehearsed, on a busy CPU.
 LIMIT, REHEARSAL_LIMIT = 75.0, 300.0
@@ -109,10 +110,11 @@ class Section:
         A failure is reported, and the rows that were found before it are returned.
         """
         out = self.path.with_suffix(".virtual.json")
-        # Without CUDA, so that the virtual side is the same on all machines.
-        code, output = self.run(
-            [sys.executable, *sys.argv, "--virtual", "--out", out], CUDA_VISIBLE_DEVICES=""
-        )
+        # Without CUDA, so that the virtual side is the same on all machines; and not on the
+        # virtual GPUs on which `multigpu virtual` can rehearse the real side.
+        os.environ.pop(options.VARIABLE, None)
+        command = [sys.executable, *sys.argv, "--virtual", "--out", out]
+        code, output = self.run(command, CUDA_VISIBLE_DEVICES="")
         if code != 0:
             self.fail("the virtual side", f"exit code {code}", last_lines(output))
         found = json.loads(out.read_text()) if out.exists() else {"rows": [], "failed": []}
@@ -146,7 +148,3 @@ def main(
     args = parser.parse_args()
     side = virtual if args.virtual and virtual else real
     side(Section(args, says, {"case": ""} | units))
-
-
-if __name__ == "__main__":
-    sys.exit("This is no section: see benchmarks/gpu_check.py.")

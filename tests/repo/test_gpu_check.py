@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,7 +52,7 @@ def test_a_rehearsal_runs_every_section_and_is_no_gpus_report(tmp_path):
     with_rows = {name for name, section in report["sections"].items() if section["rows"]}
     assert with_rows == names - {"allocator"}
     rows = {name: section["rows"] for name, section in report["sections"].items()}
-    for row in rows["steps"] + rows["sweep"]:
+    for row in rows["steps"]:
         assert row["error"] == row["simulated"] / row["measured"]["median"] - 1, row
     assert all(row["simulated"] for row in rows["memory"])
     assert all(row["virtual"] for row in rows["same"])
@@ -66,6 +68,47 @@ def test_a_rehearsal_runs_every_section_and_is_no_gpus_report(tmp_path):
         "rehearsal-cpu.md",
     ]
     assert sorted(REPORTS.glob("*")) == reports
+
+
+@pytest.mark.slow
+def test_a_virtual_gpu_in_the_gpus_place_equals_the_virtual_one(tmp_path):
+    # conftest.py hides all GPUs, and so virtual ones, too.
+    command = [sys.executable, "-m", "multigpu.cli", "virtual", "--gpus", "1"]
+    command += ["--gpu", "H100-80GB", GPU_CHECK, "--quick", "--gpu", "H100-80GB"]
+    command += ["--out", tmp_path, "--only", "steps", "memory", "allocator", "same"]
+    environment = clean_environment()
+    for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / "rehearsal-cuda.partial.json").read_text())
+    rows = {name: section["rows"] for name, section in report["sections"].items()}
+    for row in rows["memory"]:
+        assert row["error"] == row["simulated"] / (row["allocated"] - row["before"]) - 1
+        assert abs(row["error"]) < 0.01, row
+    assert all(0 < row["error"] < 0.5 for row in rows["steps"])
+    assert rows["same"] and all(row["ok"] for row in rows["same"])
+    found = {row["case"]: row for row in rows["allocator"]}
+    h100 = json.loads((REPORTS / "NVIDIA-H100-80GB-HBM3.json").read_text())
+    cases = [row for row in h100["sections"]["allocator"]["rows"] if "bytes" in row]
+    assert [found[row["case"]]["bytes"] for row in cases] == [row["bytes"] for row in cases]
+
+
+def test_a_proof_with_another_verdict_than_expected_fails(monkeypatch):
+    prove = importlib.import_module("prove")
+    found = SimpleNamespace(verdict="holds", cause=None, line="proof: holds", tail="")
+    monkeypatch.setattr(prove.session, "run", lambda command, timeout: found)
+    rows = []
+    section = SimpleNamespace(
+        device=torch.device("cpu"),
+        quick=True,
+        item=nullcontext,
+        row=lambda **values: rows.append((values["expected"], values["ok"])),
+    )
+    prove.real(section)
+    assert rows == [("holds", True), ("fails: not_averaged", False)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -119,7 +162,7 @@ def planned(tmp_path, monkeypatch):
     return gpu_check
 
 
-def run(gpu_check, tmp_path, *names: str):
+def planned_run(gpu_check, tmp_path, *names: str):
     """A run of these sections, whose report is in tmp_path/out."""
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
@@ -127,7 +170,7 @@ def run(gpu_check, tmp_path, *names: str):
 
 
 def test_a_section_that_ends_badly_keeps_its_rows_and_the_next_ones_run(planned, tmp_path):
-    assert run(planned, tmp_path, *ENDS).all() == 1
+    assert planned_run(planned, tmp_path, *ENDS).all() == 1
     report = json.loads((tmp_path / "out" / "NVIDIA-Test-1.json").read_text())
     found = {
         name: (len(section["rows"]), section["status"])
@@ -159,7 +202,7 @@ def test_a_stopped_run_keeps_what_it_found_and_the_earlier_report(planned, tmp_p
     try:
         signal.setitimer(signal.ITIMER_REAL, 1.5)
         with pytest.raises(planned.Stopped):
-            run(planned, tmp_path, "good", "hang").all()
+            planned_run(planned, tmp_path, "good", "hang").all()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
