@@ -15,6 +15,7 @@ import torch
 import warm
 from commands import ROOT, clean_environment, run_script
 
+from multigpu import GPUS
 from multigpu.errors import UserError
 
 GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"
@@ -94,6 +95,25 @@ def test_a_virtual_gpu_in_the_gpus_place_equals_the_virtual_one(tmp_path):
     h100 = json.loads((REPORTS / "NVIDIA-H100-80GB-HBM3.json").read_text())
     cases = [row for row in h100["sections"]["allocator"]["rows"] if "bytes" in row]
     assert [found[row["case"]]["bytes"] for row in cases] == [row["bytes"] for row in cases]
+
+
+def test_memory_is_compared_without_what_was_held_before(monkeypatch):
+    memory = importlib.import_module("memory")
+    monkeypatch.setattr(memory, "train", lambda *args: None)
+    found = {"memory_allocated": 10, "max_memory_allocated": 30, "max_memory_reserved": 40}
+    for name in ("empty_cache", "reset_peak_memory_stats", *found):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: found.get(name))
+    rows = []
+    section = SimpleNamespace(
+        device=SimpleNamespace(type="cuda"),
+        quick=True,
+        gpu=GPUS["H200"],
+        item=nullcontext,
+        virtual=lambda: {"cnn fp32 2": {"allocated": 25}},
+        row=lambda **values: rows.append(values),
+    )
+    memory.real(section)
+    assert (rows[0]["case"], rows[0]["error"], rows[0]["reserved"]) == ("cnn fp32 2", 0.25, 40)
 
 
 def test_a_proof_with_another_verdict_than_expected_fails(monkeypatch):
