@@ -13,10 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from workloads import TINY, loss_of, new_batch, new_model
+from workloads import HALF, TINY, loss_of, new_batch, new_model
 
 BATCH, STEPS = 32, 10
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 kind, name, precision, *fault = sys.argv[1:]
 device = torch.device(kind)

@@ -11,54 +11,59 @@ program with --virtual, and returns its rows.
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from card import Card
-from processes import last_lines, run_limited
+from card import simulated
 
 from multigpu.files import write_json
+from multigpu.virtual import options
 
-# A virtual side that takes longer is reported as failed; gpu_check.py's limits are above it.
-VIRTUAL_SECONDS = 75.0
-REHEARSAL_SECONDS = 300.0
+# A program that a section starts is ended after this many seconds; rehearsed, on a busy CPU.
+LIMIT, REHEARSAL_LIMIT = 75.0, 300.0
 
 
 class Section:
-    """The results of one section: `rows`, what was skipped, what failed, and notes.
+    """The results of one section.
 
-    device   where the section's tensors are: cuda:0, or the CPU in its place
-    quick    whether sizes are tiny, to exercise the code
-    card     the GPU, and what simulates it
+    device     where the section's tensors are: cuda:0, or the CPU in its place
+    quick      whether sizes are tiny, to exercise the code
+    card       card.py's JSON; `gpu` is the Gpu that simulates it
+    rows       dicts that have a "case"; one with ok=False is a check that failed
     """
 
-    def __init__(self, device: torch.device, quick: bool, card: Card, path: Path):
-        self.device = device
-        self.quick = quick
-        self.card = card
-        self.path = path
-        self.rows: list[dict] = []
-        self.skipped: list[dict] = []
-        self.failed: list[dict] = []
-        self.notes: list[str] = []
+    def __init__(self, args: argparse.Namespace, says: str, units: dict[str, str]):
+        self.device = torch.device("cuda:0" if args.device == "cuda" else "cpu")
+        self.quick: bool = args.quick
+        self.card = json.loads(args.card.read_text())
+        self.gpu = simulated(self.card["gpu"], self.card["memory"])
+        self.path: Path = args.out
+        self.results: dict = {"says": says, "units": units}
+        self.results |= {"rows": [], "skipped": [], "failed": []}
+        self.save()
+
+    def save(self) -> None:
+        """Write the results so far, atomically."""
+        write_json(self.path, self.results)
 
     def row(self, **values: object) -> None:
-        """Add a row, and write the file. A row with ok=False is a check that failed."""
-        self.rows.append(values)
+        self.results["rows"].append(values)
         self.save()
 
     def skip(self, what: str, why: str) -> None:
         """Report that `what` was not tried, because the machine lacks something."""
-        self.skipped.append({"what": what, "why": why})
+        self.results["skipped"].append({"what": what, "why": why})
         self.save()
 
-    def note(self, text: str) -> None:
-        """Add a sentence for the page."""
-        self.notes.append(text)
+    def fail(self, what: str, why: str, log: str = "") -> None:
+        """Report that `what` failed, with the end of its output."""
+        self.results["failed"].append({"what": what, "why": why, "log": log})
         self.save()
 
     @contextmanager
@@ -70,51 +75,70 @@ class Section:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
             self.skip(what, f"out of memory: {str(error).split(' If ')[0]}")
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
             text = str(error).strip().split("\n")[0]
             self.fail(what, f"{type(error).__name__}: {text} ({where})")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
-    def fail(self, what: str, error: str, log: str = "") -> None:
-        """Report that `what` failed, with the end of its output."""
-        self.failed.append({"what": what, "error": error} | ({"log": log} if log else {}))
-        self.save()
+    def run(self, command: Sequence[object], **environment: str) -> tuple[int | None, str]:
+        """Run a command; return its exit code, None if it took too long, and its output.
 
-    def save(self) -> None:
-        """Write the results so far, atomically."""
-        names = ("rows", "skipped", "failed", "notes")
-        write_json(self.path, {name: getattr(self, name) for name in names})
+        What it leaves running ends with the section (gpu_check.py).
+        """
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            try:
+                code = subprocess.run(
+                    [str(word) for word in command],
+                    env=os.environ | environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=REHEARSAL_LIMIT if self.quick else LIMIT,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            output.seek(0)
+            return code, output.read()
 
     def virtual(self) -> dict[str, dict]:
         """Run the virtual side of this program; return its rows by their "case".
 
         A failure is reported, and the rows that were found before it are returned.
         """
-        path = self.path.with_suffix(".virtual.json")
-        card = self.path.with_suffix(".card.json")
-        write_json(card, self.card.as_dict())
-        command = [sys.executable, sys.argv[0], "--virtual", "--device", self.device.type]
-        command += ["--card", card, "--out", path, *(["--quick"] if self.quick else [])]
-        # Without CUDA, so that the virtual side is the same on all machines.
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        seconds = REHEARSAL_SECONDS if self.quick else VIRTUAL_SECONDS
-        code, output = run_limited(command, seconds, environment)
-        found = json.loads(path.read_text()) if path.exists() else {"rows": [], "failed": []}
-        self.failed += [{**one, "what": f"virtual: {one['what']}"} for one in found["failed"]]
+        out = self.path.with_suffix(".virtual.json")
+        # Without CUDA, so that the virtual side is the same on all machines; and not on the
+        # virtual GPUs on which `multigpu virtual` can rehearse the real side.
+        os.environ.pop(options.VARIABLE, None)
+        command = [sys.executable, *sys.argv, "--virtual", "--out", out]
+        code, output = self.run(command, CUDA_VISIBLE_DEVICES="")
         if code != 0:
-            why = "took too long" if code is None else f"ended with exit code {code}"
-            self.fail("the virtual side", f"it {why}", last_lines(output))
+            self.fail("the virtual side", f"exit code {code}", last_lines(output))
+        found = json.loads(out.read_text()) if out.exists() else {"rows": [], "failed": []}
+        for one in found["failed"]:
+            self.fail(f"virtual: {one['what']}", one["why"])
         return {row["case"]: row for row in found["rows"]}
 
 
+def last_lines(text: str) -> str:
+    """The end of a program's output, for a report."""
+    return "\n".join(text.strip().splitlines()[-15:])
+
+
 def main(
-    real: Callable[[Section], None], virtual: Callable[[Section], None] | None = None
+    says: str,
+    units: dict[str, str],
+    real: Callable[[Section], None],
+    virtual: Callable[[Section], None] | None = None,
 ) -> None:
-    """Run a section's program: its real side, or its virtual side with --virtual."""
+    """Run a section's program: its real side, or its virtual side with --virtual.
+
+    `says` is the page's sentence of what the tables compare. `units` has the fields of a row
+    that the page shows, with the unit in which it shows them (page.py).
+    """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true")
@@ -122,10 +146,5 @@ def main(
     parser.add_argument("--card", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    card = Card.from_dict(json.loads(args.card.read_text()))
-    device = torch.device("cuda", 0) if args.device == "cuda" else torch.device("cpu")
-    section = Section(device, args.quick, card, args.out)
-    section.save()
-    side = virtual if args.virtual else real
-    side(section)
-    section.save()
+    side = virtual if args.virtual and virtual else real
+    side(Section(args, says, {"case": ""} | units))

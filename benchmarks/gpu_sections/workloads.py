@@ -1,41 +1,21 @@
-"""The models that a real and a virtual GPU train: the course's CNN, ResNet-50, a small GPT.
+"""What a real and a virtual GPU train: the course's CNN, ResNet-50, a small GPT; precisions.
 
 Weights and batches come from the CPU's random numbers, so all devices get the same.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from multigpu import devices
+from multigpu import Gpu
 from multigpu.models import CNN
 from multigpu.models.resnet import resnet, stage
-
-
-class Block(nn.Module):
-    """A transformer's layer with causal attention: (batch, sequence, width) → the same."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, width = x.shape
-        split = (rows, length, 3, self.heads, width // self.heads)
-        q, k, v = self.qkv(self.norm1(x)).view(split).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+from multigpu.models.transformer import Block
+from multigpu.virtual import control
 
 
 class GPT(nn.Module):
@@ -45,7 +25,7 @@ class GPT(nn.Module):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.places = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
 
@@ -74,6 +54,7 @@ class Size:
 FULL = Size()
 TINY = Size(image=16, whole=False, layers=1, width=32, heads=2, length=16, words=64)
 MODELS = ("cnn", "resnet50", "gpt")
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def new_model(name: str, size: Size) -> nn.Module:
@@ -137,18 +118,38 @@ def training_step(
     return step
 
 
+def precisions(gpu: Gpu) -> list[str]:
+    """fp32, and tf32 and bf16 if the GPU has such units; fp16 in place of a missing bf16."""
+    tf32 = ["tf32"] if gpu.tf32 > gpu.fp32 else []
+    return ["fp32", *tf32, "bf16" if gpu.bf16 else "fp16"]
+
+
 @contextmanager
-def float32_products(tf32: bool) -> Iterator[None]:
-    """Within the block, products and convolutions of float32 use TF32, or full float32."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+def computing(precision: str) -> Iterator[torch.dtype | None]:
+    """Within the block, a real GPU computes in this precision; yields autocast's dtype."""
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [switch.allow_tf32 for switch in switches]
     try:
-        torch.backends.cudnn.allow_tf32 = tf32
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        yield
+        for switch in switches:
+            switch.allow_tf32 = precision != "fp32"
+        yield HALF.get(precision)
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
 
 
-def compute_exactly() -> None:
-    """The settings of the lessons' --prove, for this process."""
-    devices.compute_exactly()
+@contextmanager
+def simulating(precision: str, gpu: Gpu) -> Iterator[torch.device]:
+    """Within the block, a virtual GPU of this precision runs, with shapes only.
+
+    A Gpu computes products in full float32 and convolutions in TF32, as PyTorch does by
+    default. For "fp32" its convolutions are as fast as its products; for "tf32" the reverse.
+    A product in TF32 is then simulated with the shares of CUDA cores.
+    """
+    if precision == "fp32":
+        gpu = replace(gpu, tf32=gpu.fp32)
+    elif precision == "tf32":
+        # Just below, because equal peaks mean that the GPU has no TF32 units.
+        gpu = replace(gpu, fp32=0.999 * gpu.tf32)
+    with control.running(1, gpu=gpu, compute=False) as (device,):
+        yield device

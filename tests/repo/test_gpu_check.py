@@ -1,14 +1,13 @@
 """gpu-check without a GPU: its whole code runs, and what it finds is kept and not mistaken."""
 
-import argparse
 import importlib
-import inspect
 import json
 import signal
 import subprocess
 import sys
 import time
-from itertools import count
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +15,11 @@ import torch
 import warm
 from commands import ROOT, clean_environment, run_script
 
+from multigpu import GPUS
+from multigpu.errors import UserError
+
 GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"
 REPORTS = ROOT / "benchmarks" / "gpu"
-GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def benchmarks(monkeypatch):
 @pytest.mark.slow
 def test_a_rehearsal_runs_every_section_and_is_no_gpus_report(tmp_path):
     reports = sorted(REPORTS.glob("*"))
-    done = run_script(GPU_CHECK, "--device", "cpu", "--quick", "--out", tmp_path)
+    done = run_script(GPU_CHECK, "--device", "cpu", "--out", tmp_path)
     report = json.loads((tmp_path / "rehearsal-cpu.json").read_text())
     failed = {
         name: (section["status"], section["failed"], section.get("log"))
@@ -51,9 +52,16 @@ def test_a_rehearsal_runs_every_section_and_is_no_gpus_report(tmp_path):
     # The allocator is the GPU's: that section is skipped.
     with_rows = {name for name, section in report["sections"].items() if section["rows"]}
     assert with_rows == names - {"allocator"}
-    for name in ("steps", "sweep", "launches", "memory"):
-        rows = report["sections"][name]["rows"]
-        assert all(row["simulated"] for row in rows), name
+    rows = {name: section["rows"] for name, section in report["sections"].items()}
+    for row in rows["steps"]:
+        assert row["error"] == row["simulated"] / row["measured"]["median"] - 1, row
+    assert all(row["simulated"] for row in rows["memory"])
+    assert all(row["virtual"] for row in rows["same"])
+    assert [row["ok"] for row in rows["same"] if "losses" in row["case"]] == [True, True]
+    assert [row["expected"] for row in rows["prove"] if row["ok"]] == [
+        "holds",
+        "fails: not_averaged",
+    ]
     assert report["rehearsal"] and report["gpu"] is None and report["complete"]
     assert "rehearsal" in (tmp_path / "rehearsal-cpu.md").read_text().splitlines()[0].lower()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -61,6 +69,66 @@ def test_a_rehearsal_runs_every_section_and_is_no_gpus_report(tmp_path):
         "rehearsal-cpu.md",
     ]
     assert sorted(REPORTS.glob("*")) == reports
+
+
+@pytest.mark.slow
+def test_a_virtual_gpu_in_the_gpus_place_equals_the_virtual_one(tmp_path):
+    # conftest.py hides all GPUs, and so virtual ones, too.
+    command = [sys.executable, "-m", "multigpu.cli", "virtual", "--gpus", "1"]
+    command += ["--gpu", "H100-80GB", GPU_CHECK, "--quick", "--gpu", "H100-80GB"]
+    command += ["--out", tmp_path, "--only", "steps", "memory", "allocator", "same"]
+    environment = clean_environment()
+    for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / "rehearsal-cuda.partial.json").read_text())
+    rows = {name: section["rows"] for name, section in report["sections"].items()}
+    for row in rows["memory"]:
+        assert row["error"] == row["simulated"] / (row["allocated"] - row["before"]) - 1
+        assert abs(row["error"]) < 0.01, row
+    assert all(0 < row["error"] < 0.5 for row in rows["steps"])
+    assert rows["same"] and all(row["ok"] for row in rows["same"])
+    found = {row["case"]: row for row in rows["allocator"]}
+    h100 = json.loads((REPORTS / "NVIDIA-H100-80GB-HBM3.json").read_text())
+    cases = [row for row in h100["sections"]["allocator"]["rows"] if "bytes" in row]
+    assert [found[row["case"]]["bytes"] for row in cases] == [row["bytes"] for row in cases]
+
+
+def test_memory_is_compared_without_what_was_held_before(monkeypatch):
+    memory = importlib.import_module("memory")
+    monkeypatch.setattr(memory, "train", lambda *args: None)
+    found = {"memory_allocated": 10, "max_memory_allocated": 30, "max_memory_reserved": 40}
+    for name in ("empty_cache", "reset_peak_memory_stats", *found):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: found.get(name))
+    rows = []
+    section = SimpleNamespace(
+        device=SimpleNamespace(type="cuda"),
+        quick=True,
+        gpu=GPUS["H200"],
+        item=nullcontext,
+        virtual=lambda: {"cnn fp32 2": {"allocated": 25}},
+        row=lambda **values: rows.append(values),
+    )
+    memory.real(section)
+    assert (rows[0]["case"], rows[0]["error"], rows[0]["reserved"]) == ("cnn fp32 2", 0.25, 40)
+
+
+def test_a_proof_with_another_verdict_than_expected_fails(monkeypatch):
+    prove = importlib.import_module("prove")
+    found = SimpleNamespace(verdict="holds", cause=None, line="proof: holds", tail="")
+    monkeypatch.setattr(prove.session, "run", lambda command, timeout: found)
+    rows = []
+    section = SimpleNamespace(
+        device=torch.device("cpu"),
+        quick=True,
+        item=nullcontext,
+        row=lambda **values: rows.append((values["expected"], values["ok"])),
+    )
+    prove.real(section)
+    assert rows == [("holds", True), ("fails: not_averaged", False)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -73,16 +141,16 @@ def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--device", "cpu"], ["--device", "cpu", "--quick", "--out", str(REPORTS)]]
+    "flags", [["--device", "cpu", "--out", str(REPORTS)], ["--quick", "--out", str(REPORTS)]]
 )
-def test_a_rehearsal_is_asked_for_and_goes_elsewhere(flags):
+def test_a_rehearsal_goes_elsewhere(flags):
     with pytest.raises(SystemExit):
         importlib.import_module("gpu_check").parse(flags)
 
 
 # ---- sections that end badly ---------------------------------------------------------------
 
-FOUND = '{"rows": [{"case": "first", "ok": true}], "skipped": [], "failed": [], "notes": []}'
+FOUND = '{"rows": [{"case": "first", "ok": true}], "units": {"case": "", "ok": ""}}'
 WRITE = f"import sys; open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{FOUND}')\n"
 # It is in a process group of its own, as the ranks of a lesson's script are.
 GRANDCHILD = """
@@ -108,16 +176,38 @@ def planned(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
     plans = tuple(gpu_check.Plan(name, name, 2 if name == "hang" else 60) for name in ENDS)
     monkeypatch.setattr(gpu_check, "PLANS", plans)
-    monkeypatch.setattr(gpu_check, "SECTIONS_FOLDER", tmp_path)
-    card = {"name": "NVIDIA Test/1", "facts": {}, "source": "a test"}
-    monkeypatch.setattr(gpu_check, "find_card", lambda *args: card)
+    monkeypatch.setattr(gpu_check, "SECTIONS", tmp_path)
+    card = {"name": "NVIDIA Test/1", "facts": {}, "gpu": "H200"}
+    monkeypatch.setattr(gpu_check.Run, "find_card", lambda run: card)
     return gpu_check
 
 
-def arguments(out, names=tuple(ENDS)) -> argparse.Namespace:
-    return argparse.Namespace(
-        device="cuda", quick=False, rehearsal=False, only=list(names), out=out
-    )
+def planned_run(gpu_check, tmp_path, *names: str):
+    """A run of these sections, whose report is in tmp_path/out."""
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    return gpu_check.Run(gpu_check.parse(["--out", str(out), "--only", *names]), tmp_path)
+
+
+def test_a_section_that_ends_badly_keeps_its_rows_and_the_next_ones_run(planned, tmp_path):
+    assert planned_run(planned, tmp_path, *ENDS).all() == 1
+    report = json.loads((tmp_path / "out" / "NVIDIA-Test-1.json").read_text())
+    found = {
+        name: (len(section["rows"]), section["status"])
+        for name, section in report["sections"].items()
+    }
+    assert found == {
+        "good": (1, "done"),
+        "crash": (1, f"ended with exit code {-signal.SIGABRT}"),
+        "raises": (0, "ended with exit code 1"),
+        "hang": (1, "was stopped at its time limit of 2 s"),
+        "last": (1, "done"),
+    }
+    page = (tmp_path / "out" / "NVIDIA-Test-1.md").read_text()
+    assert "ValueError: a typing error" in page and "| first | holds |" in page
+    child = int((tmp_path / "hang.py.child").read_text())
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_stopped_run_keeps_what_it_found_and_the_earlier_report(planned, tmp_path):
@@ -132,7 +222,7 @@ def test_a_stopped_run_keeps_what_it_found_and_the_earlier_report(planned, tmp_p
     try:
         signal.setitimer(signal.ITIMER_REAL, 1.5)
         with pytest.raises(planned.Stopped):
-            planned.run_all(arguments(out, ("good", "hang")), tmp_path)
+            planned_run(planned, tmp_path, "good", "hang").all()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -144,7 +234,7 @@ def test_a_stopped_run_keeps_what_it_found_and_the_earlier_report(planned, tmp_p
 
 def test_a_signal_ends_all_processes(tmp_path):
     process = subprocess.Popen(
-        [warm.python(), GPU_CHECK, "--device", "cpu", "--quick", "--out", tmp_path],
+        [warm.python(), GPU_CHECK, "--device", "cpu", "--out", tmp_path],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -162,85 +252,67 @@ def test_a_signal_ends_all_processes(tmp_path):
 # ---- parts that a rehearsal does not reach -------------------------------------------------
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    """A torch.cuda whose calls take no time and whose events are a second apart."""
-    ticks = count()
-
-    class Event:
-        def __init__(self, enable_timing: bool):
-            assert enable_timing
-
-        def record(self) -> None:
-            self.time = next(ticks)
-
-        def elapsed_time(self, later: "Event") -> float:
-            return 1e3 * (later.time - self.time)
-
-    slept = []
-    properties = SimpleNamespace(clock_rate=1_000_000)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
-    return slept
-
-
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_the_lessons_accept_the_flags(gpus, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_lessons_accept_the_flags(ranks, monkeypatch):
     lessons = importlib.import_module("lessons")
-    seen = set()
-    for run in lessons.runs(gpus):
-        words = [str(word) for word in lessons.command(run, ROOT, quick=True)]
-        script = next(i for i, word in enumerate(words) if word.endswith(f"{run.stem}.py"))
-        monkeypatch.syspath_prepend(str(ROOT / run.folder))
-        module = importlib.import_module(run.stem)
-        flags = words[script + 1 :]
+    for _, text in lessons.RUNS:
+        words = lessons.command(text, ranks)
+        script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        module, flags = importlib.import_module(Path(words[script]).stem), words[script + 1 :]
         if hasattr(module, "parse"):
             module.parse(flags)
         else:
-            # A lesson's program by hand passes other flags on to the script.
-            parts = [module, *filter(None, [getattr(module, "script", None)])]
-            text = "".join(map(inspect.getsource, parts))
-            for flag in (flag for flag in flags if flag.startswith("--")):
-                # A flag by its name, or by that of its value in a dict of defaults.
-                assert f'"{flag}"' in text or f"{flag[2:].replace('-', '_')}=" in text
-        seen.add(run.stem)
+            source = Path(words[script]).read_text()
+            assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--")), text
+    seen = {Path(text.split()[1]).stem for _, text in lessons.RUNS}
     scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    assert {stem[:3] for stem in scripts - seen} == {lessons.TENSORFLOW}
+    assert {stem[:3] for stem in scripts - seen} == {"TF_"}
 
 
-def properties(name: str, **more: object) -> SimpleNamespace:
-    values = {
-        "name": name,
-        "total_memory": 150_000_000_000,
-        "multi_processor_count": 132,
-        "clock_rate": 1_980_000,
-        "memory_clock_rate": 3_201_000,
-        "memory_bus_width": 6144,
-        "major": 9,
-        "minor": 0,
-    }
-    return SimpleNamespace(**values | more)
-
-
-def test_a_card_is_simulated_by_a_preset_a_sheet_or_an_estimate():
+def test_a_card_is_simulated_by_its_preset_or_by_one_that_is_given():
     card = importlib.import_module("card")
-    gpu, preset, source = card.simulated(properties("NVIDIA A100-SXM4-80GB"))
-    assert (gpu.fp16, gpu.memory, preset) == (312e12, 150_000_000_000, "A100-80GB")
-    assert "preset" in source
-    assert card.simulated(properties("NVIDIA A10G"))[1] == "A10G"
-    gpu, _, source = card.simulated(properties("NVIDIA H100 PCIe"))
-    assert (gpu.name, gpu.bandwidth, gpu.fp16) == ("NVIDIA H100 PCIe", 2e12, 756.5e12)
-    assert "data sheet" in source
-    gpu, preset, _ = card.simulated(properties("NVIDIA H200"))
-    assert preset == "H200"
-    for name in ("NVIDIA H200 MIG 1g.18gb", "NVIDIA H200 NVL", "NVIDIA GH200", "a new one"):
-        assert "estimate" in card.simulated(properties(name))[2]
-    # H200's own figures from its units and clocks: the data sheet's, to 15%.
-    estimate, _ = card.estimated(properties("NVIDIA H200"))
-    for field in ("bandwidth", "fp32", "tf32", "fp16"):
-        assert getattr(estimate, field) == pytest.approx(getattr(gpu, field), rel=0.15), field
+    known = {
+        "NVIDIA A100-SXM4-80GB": "A100-80GB",
+        "NVIDIA A100-PCIE-40GB": None,
+        "Tesla V100-SXM2-16GB": "V100-16GB",
+        "NVIDIA H100 80GB HBM3": "H100-80GB",
+        "NVIDIA A10G": "A10G",
+        "NVIDIA GeForce RTX 4090": "RTX4090",
+        "NVIDIA GeForce RTX 4090 D": None,
+        "NVIDIA H200": "H200",
+        "NVIDIA H200 MIG 1g.18gb": None,
+        "NVIDIA GH200 480GB": None,
+    }
+    for name, preset in known.items():
+        if preset:
+            assert card.preset_of(name) == preset
+        else:
+            with pytest.raises(UserError, match="--gpu"):
+                card.preset_of(name)
+    assert card.simulated("H200", 123).memory == 123
+
+
+def test_other_answers_of_a_virtual_gpu_are_not_the_same():
+    same = importlib.import_module("same").same
+    assert same([2.0, 1.0], [2.0, 1.000001]) and not same([2.0, 1.0], [2.0, 1.0001])
+    assert same("float32", "float32") and not same("float16", "float32")
+    assert not same([1.0], None)
+
+
+def test_a_page_has_units_and_a_new_table_where_the_fields_change():
+    page = importlib.import_module("page")
+    times = {"median": 2e-3, "low": 1e-3, "high": 3e-3}
+    section = {"title": "T", "says": "S.", "status": "done", "skipped": [], "failed": []}
+    section["units"] = {"case": "", "measured": "ms", "error": "%", "bytes": "MiB"}
+    section["rows"] = [
+        {"case": "a", "kind": "k", "measured": times, "error": -0.25},
+        {"case": "b", "bytes": 2**21},
+    ]
+    text = "\n\n".join(page.section_of(section))
+    assert "| case | measured, ms | error, % |\n| --- | --- | --- |\n" in text
+    assert "| a | 2.00 (1.00 to 3.00) | -25.0 |" in text
+    assert "| case | bytes, MiB |\n| --- | --- |\n| b | 2.00 |" in text
+    assert "| k | 1 | 25.0 | -25.0 |" in text
 
 
 # ---- what the lessons need -----------------------------------------------------------------
