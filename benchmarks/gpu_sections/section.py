@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,11 +47,14 @@ class Section:
         self.path: Path = args.out
         self.results: dict = {"says": says, "units": units}
         self.results |= {"rows": [], "skipped": [], "failed": []}
+        # Threads of a section add rows, and an older file must not replace a newer one.
+        self._saving = threading.Lock()
         self.save()
 
     def save(self) -> None:
         """Write the results so far, atomically."""
-        write_json(self.path, self.results)
+        with self._saving:
+            write_json(self.path, self.results)
 
     def row(self, **values: object) -> None:
         self.results["rows"].append(values)
