@@ -194,7 +194,8 @@ def page() -> str:
         "\n".join([beside, *published_memory()]),
         "## Others",
         "\n".join([single, *others()]),
-        f"On a real GPU, `make gpu-check` compares virtual GPUs with it: {gpu}.",
+        f"On a real GPU, `make gpu-check` compares virtual GPUs with it: {gpu}. That report "
+        "is of 2026-11-27, when the check had more sections.",
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

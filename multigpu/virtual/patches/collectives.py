@@ -18,6 +18,7 @@ Tensor = torch.Tensor
 Gloo = torch._C._distributed_c10d.ProcessGroupGloo
 # A function of gloo's group and of a method's arguments: it returns objects with `wait`.
 Move = Callable[..., list]
+# What makes one number of two ranks', by torch's operation.
 COMBINE = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
