@@ -161,7 +161,7 @@ class Check:
     def close_to(
         self, got: Any, expected: Any, what: str, rtol: float = 1e-5, atol: float = 1e-6
     ) -> bool:
-        """A verdict: equal within atol + rtol × |expected|."""
+        """A verdict: equal within atol + rtol × |expected| (verdicts.difference)."""
         text = difference(got, expected, rtol, atol)
         return self.expect(not text, what, text)
 
