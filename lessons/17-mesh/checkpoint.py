@@ -17,7 +17,7 @@ def save(stage, optimizer, folder):
 
 
 def load(stage, optimizer, folder):
-    """Each rank reads its parts, whoever has written them."""
+    """Each rank reads its parts of a checkpoint, which ranks of any mesh have written."""
     model, optim = get_state_dict(stage, optimizer, options=FLAT)
     dcp.load({"model": model, "optimizer": optim}, checkpoint_id=folder)
     read = {"model_state_dict": model, "optim_state_dict": optim}

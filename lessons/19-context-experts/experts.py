@@ -122,10 +122,8 @@ def main():
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     torch.manual_seed(args.seed)
     attend = partial(F.scaled_dot_product_attention, is_causal=True)
-    model, mesh = (
-        GPT(args.layers, args.hidden, args.heads, attend),
-        init_device_mesh(kind, (ranks,)),
-    )
+    model = GPT(args.layers, args.hidden, args.heads, attend)
+    mesh = init_device_mesh(kind, (ranks,))
     for block in model.blocks:
         block.mlp = Experts(args.hidden, args.experts, args.capacity, mesh)
     model, train, places = model.to(kind), train.to(kind), torch.arange(64, device=kind)

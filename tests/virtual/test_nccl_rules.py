@@ -431,6 +431,22 @@ def test_kernels_start_in_the_order_of_their_launches():
     assert ran[0] == started[0]
 
 
+def test_of_a_batch_only_the_message_that_waits_is_named(tmp_path):
+    first, _ = run(
+        tmp_path,
+        """
+start()
+batch = [dist.P2POp(dist.irecv, full(0), 0)] if rank else [
+    dist.P2POp(dist.isend, full(1), 1), dist.P2POp(dist.irecv, full(0), 1)
+]
+for work in dist.batch_isend_irecv(batch):
+    work.wait()
+""",
+    )
+    assert "rank 0 waits in recv from rank 1" in first.stdout
+    assert "rank 0 waits in send" not in first.stdout
+
+
 def test_a_longer_receive_of_shapes_stands_still(tmp_path):
     first, second = run(
         tmp_path,

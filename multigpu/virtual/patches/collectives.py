@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 Gloo = torch._C._distributed_c10d.ProcessGroupGloo
 # A function of gloo's group and of a method's arguments: it returns objects with `wait`.
 Move = Callable[..., list]
-# What makes one number of two ranks', by torch's operation.
+# What combines the numbers of two ranks, by torch's operation.
 COMBINE = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
@@ -51,7 +51,7 @@ class Pair:
     """gloo's group of two ranks, whose most used collectives are messages.
 
     They take less time: gloo's collectives first wake up a thread, and a sum needs two rounds.
-    Sums are the same as gloo's, because two numbers have one order.
+    Sums equal gloo's, because a sum of two numbers does not depend on their order.
     """
 
     def __init__(self, gloo: Gloo):

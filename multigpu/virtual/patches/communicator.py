@@ -41,7 +41,7 @@ ANOTHER_GPU = (
 )
 # The numbers by which the ranks of a collective know that they call the same.
 LABEL = 5
-# The tags of a communicator's messages are this far apart, and tell this many sizes apart.
+# A tag of tensors is TAGS × their bytes, modulo SIZES: sizes that are 128 MiB apart share one.
 TAGS = 8
 SIZES = 2**27
 # Seconds after which a host that waits tells the other ranks so.
@@ -356,7 +356,7 @@ class Communicator:
     def _exchange(self, row: Tensor) -> tuple[list[dist.Work], Tensor]:
         """Start to exchange the ranks' rows: (gloo's works, the matrix that they fill).
 
-        Messages: gloo's all-gather first wakes up a thread, which takes longer than they do.
+        It uses messages, because gloo's all-gather first wakes up a thread, and takes longer.
         """
         gloo, own = self.group.gloo, self.group.rank()
         rows = row.new_empty(self.group.size(), len(row))
