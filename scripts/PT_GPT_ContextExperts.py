@@ -1,6 +1,6 @@
 """Lesson 19: a small GPT whose ranks share each sequence, by ring attention.
 
-    torchrun --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py
+    torchrun --standalone --nproc-per-node=2 scripts/PT_GPT_ContextExperts.py
     sbatch slurm/PT_GPT_ContextExperts.slurm                        on a cluster
 On GPUs, else on the CPU. Needs torch and scikit-learn. To begin your own work, copy this file.
 Its experts are in lessons/19-context-experts/experts.py.
@@ -162,8 +162,8 @@ def train_step(model, optimizer, tokens, places):
 
 def main():
     parser = argparse.ArgumentParser(description="Train a GPT whose tokens the ranks share.")
-    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
-    for name, default in sizes.items():
+    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4)
+    for name, default in (sizes | dict(lr=0.006, seed=0)).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_ContextExperts"))
@@ -173,10 +173,11 @@ def main():
         os.environ.setdefault(name, str(value))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     owned = zigzag(ranks)
-    if min(args.epochs, args.batch_size, args.layers, args.heads) < 1:
-        parser.error("sizes are from 1 up")
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
     if args.hidden % args.heads:
-        parser.error("--hidden is a multiple of --heads")
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
     if 64 % (2 * ranks):
         parser.error(f"{ranks} ranks cannot share 64 tokens: each has two equal chunks")
     try:

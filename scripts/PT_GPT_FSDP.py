@@ -1,7 +1,7 @@
 """Lesson 15: a small GPT whose weights, gradients and optimizer state the ranks share.
 
-    torchrun --nproc-per-node=2 scripts/PT_GPT_FSDP.py
-    sbatch slurm/PT_GPT_FSDP.slurm                        on a cluster
+    torchrun --standalone --nproc-per-node=2 scripts/PT_GPT_FSDP.py
+    sbatch slurm/PT_GPT_FSDP.slurm                                     on a cluster
 On GPUs, else on the CPU. Needs torch and scikit-learn. To begin your own work, copy this file.
 """
 
@@ -88,8 +88,8 @@ def train_step(model, optimizer, tokens):
 
 def main(share=fsdp):
     parser = argparse.ArgumentParser(description="Train a GPT that the ranks share.")
-    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
-    for name, default in sizes.items():
+    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4)
+    for name, default in (sizes | dict(lr=0.006, seed=0)).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     parser.add_argument("--group", type=int, help="HSDP: ranks that share a copy of the model")
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], default="fp32")
@@ -100,13 +100,18 @@ def main(share=fsdp):
     for name, value in alone.items():
         os.environ.setdefault(name, str(value))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    group = args.group or ranks
-    if min(args.epochs, args.batch_size, args.layers, args.heads, group) < 1:
-        parser.error("sizes are from 1 up")
-    if args.hidden % args.heads or args.hidden % ranks or args.batch_size % ranks:
-        parser.error("--hidden is a multiple of --heads, and it and --batch-size of the ranks")
-    if ranks % group:
-        parser.error(f"--group divides the ranks, which are {ranks}")
+    group = ranks if args.group is None else args.group
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
+    if args.hidden % args.heads:
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
+    for name in ("hidden", "batch_size"):
+        if getattr(args, name) % ranks:
+            size = f"--{name.replace('_', '-')} {getattr(args, name)}"
+            parser.error(f"{size} is not a multiple of the {ranks} ranks")
+    if group < 1 or ranks % group:
+        parser.error(f"--group {group} does not divide the {ranks} ranks")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

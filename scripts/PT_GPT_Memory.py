@@ -131,8 +131,11 @@ def main():
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_Memory"))
     args = parser.parse_args()
-    if min(getattr(args, name) for name in sizes) < 1 or args.hidden % args.heads:
-        parser.error("sizes are from 1 up, and --hidden is a multiple of --heads")
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
+    if args.hidden % args.heads:
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Lesson 17: a small GPT in pipeline stages, each with tensor parallelism and FSDP: one mesh.
 
-    torchrun --nproc-per-node=8 scripts/PT_GPT_Mesh.py --mesh 2 1 2 2
+    torchrun --standalone --nproc-per-node=8 scripts/PT_GPT_Mesh.py --mesh 2 1 2 2
     sbatch slurm/PT_GPT_Mesh.slurm                                on a cluster
 On GPUs, else on the CPU. Needs torch and scikit-learn. To begin your own work, copy this file.
 """
@@ -136,12 +136,16 @@ def main():
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stages, copies, shards, tensor = shape = args.mesh or (1, 1, ranks, 1)
     batches = copies * shards  # that are read at the same time
-    if math.prod(shape) != ranks:
+    if min(shape) < 1 or math.prod(shape) != ranks:
         parser.error(f"--mesh has {math.prod(shape)} ranks, torchrun has started {ranks}")
-    given = min(*shape, *(getattr(args, name) for name in sizes))
-    if given < 1 or args.hidden % args.heads or args.heads % tensor or args.layers % stages:
-        rule = f"--hidden a multiple of --heads, --heads of {tensor}, --layers of {stages}"
-        parser.error(f"sizes are from 1 up, {rule}")
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
+    if args.hidden % args.heads:
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
+    if args.heads % tensor or args.layers % stages:
+        sizes = f"--heads {args.heads}, --layers {args.layers}"
+        parser.error(f"{sizes}: tensor {tensor} divides the heads, {stages} stages the layers")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -149,8 +153,8 @@ def main():
         parser.error(str(error))
     parts = batches * args.micro_batches  # of a batch
     if args.micro_batches < stages or args.batch_size % parts or args.batch_size > len(train):
-        rule = f"a multiple of {parts} of at most {len(train)}"
-        parser.error(f"--batch-size is {rule}, --micro-batches {stages} or more")
+        rule = f"--batch-size a multiple of {parts} of at most {len(train)}"
+        parser.error(f"give {rule}, and --micro-batches of {stages} or more")
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(kind, tuple(shape), mesh_dim_names=DIMENSIONS)

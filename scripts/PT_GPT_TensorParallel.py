@@ -109,8 +109,11 @@ def main(share=share):
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_TensorParallel"))
     args = parser.parse_args()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if min(getattr(args, name) for name in sizes) < 1 or args.hidden % args.heads:
-        parser.error("sizes are from 1 up, and --hidden is a multiple of --heads")
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
+    if args.hidden % args.heads:
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
     if args.heads % ranks or 64 % ranks:
         parser.error(f"{ranks} ranks cannot share {args.heads} heads and 64 tokens equally")
     try:

@@ -1,6 +1,6 @@
 """ZeRO-1, 2 and 3 by hand, in the program of scripts/PT_GPT_FSDP.py.
 
-    torchrun --nproc-per-node=2 lessons/15-fsdp/zero.py --stage 3
+    torchrun --standalone --nproc-per-node=2 lessons/15-fsdp/zero.py --stage 3
     multigpu prove torchrun --nproc-per-node=2 lessons/15-fsdp/zero.py --stage 3
 
 --stage is 1, 2 or 3; the other options are the script's, without --group and --precision.
@@ -39,7 +39,8 @@ class Zero1:
     def reduce(self, weight):
         mean = weight.new_empty(weight.numel() // self.ranks)
         dist.reduce_scatter(mean, [*weight.grad.div_(self.ranks).view(-1).chunk(self.ranks)])
-        self.parts[weight].grad, weight.grad = self.named(mean), None
+        part, mean, weight.grad = self.parts[weight], self.named(mean), None
+        part.grad = mean if part.grad is None else part.grad + mean
 
     def gather(self, weight):
         part = self.parts[weight].data.to_local()

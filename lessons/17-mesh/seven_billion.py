@@ -1,4 +1,4 @@
-"""Train a GPT with 6.7 billion weights on a mesh of ranks; the tokens are random.
+"""Train a GPT with 6.9 billion weights on a mesh of ranks; the tokens are random.
 
     multigpu virtual --world 64 --as-rank 0,32 --gpus-per-node 8 --gpu A100-80GB \\
         --link NVLink3 --between-nodes HDR200 --shapes-only --steps 2 \\

@@ -170,7 +170,7 @@ def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World)
         model = script.GPT(layers, *SIZE.values(), attend, tokens).bfloat16()
         data = torch.zeros(1, tokens + 1, dtype=torch.long)
         places = torch.zeros(own, dtype=torch.long)  # shapes alone matter
-    if way == "torch":  # in its context, `places` are this rank's, and attention is a ring
+    if way == "torch":  # in its context, `places` are this rank's, and attention shares
         mesh = init_device_mesh("cuda", (world.size,))
         around = partial(context_parallel, mesh, buffers=[places], buffer_seq_dims=[0])
     optimizer = torch.optim.AdamW(model.parameters())

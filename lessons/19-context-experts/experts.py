@@ -1,6 +1,6 @@
 """A mixture of experts on several ranks, in the GPT of scripts/PT_GPT_ContextExperts.py.
 
-    torchrun --nproc-per-node=2 lessons/19-context-experts/experts.py
+    torchrun --standalone --nproc-per-node=2 lessons/19-context-experts/experts.py
     multigpu prove torchrun --nproc-per-node=2 lessons/19-context-experts/experts.py
 
 Each rank has its rows of a batch, and some experts of each block.
@@ -89,8 +89,8 @@ def train_step(model, optimizer, tokens, places, balance=0.0):
 
 def main():
     parser = argparse.ArgumentParser(description="Train a GPT whose experts the ranks share.")
-    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, lr=0.006, seed=0)
-    more = dict(experts=8, capacity=1.25, balance=0.01)
+    sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4, experts=8)
+    more = dict(lr=0.006, seed=0, capacity=1.25, balance=0.01)
     for name, default in (sizes | more).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     parser.add_argument("--data", help="an .npz file (default: the digits)")
@@ -100,14 +100,17 @@ def main():
     for name, value in alone.items():
         os.environ.setdefault(name, str(value))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if min(args.epochs, args.batch_size, args.layers, args.heads, args.experts) < 1:
-        parser.error("sizes are from 1 up")
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
     if args.capacity <= 0:
         parser.error("--capacity is above 0: an expert without places drops all tokens")
     if args.hidden % args.heads:
-        parser.error("--hidden is a multiple of --heads")
-    if args.experts % ranks or args.batch_size % ranks:
-        parser.error(f"--experts and --batch-size are multiples of {ranks}, the ranks")
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
+    for name in ("experts", "batch_size"):
+        if getattr(args, name) % ranks:
+            size = f"--{name.replace('_', '-')} {getattr(args, name)}"
+            parser.error(f"{size} is not a multiple of the {ranks} ranks")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

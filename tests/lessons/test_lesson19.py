@@ -1,5 +1,6 @@
 """Lesson 19: ring attention and experts by hand, their balance, torch's ring, the proof."""
 
+import builtins
 import json
 import math
 from itertools import chain
@@ -25,10 +26,8 @@ def changed(path: Path, right: str, wrong: str) -> SimpleNamespace:
     """The names of a program, with a text replaced."""
     text = path.read_text()
     assert text.count(right) == 1, right
-    names = {"__name__": "changed"}
+    names = {"__name__": "changed", "__builtins__": builtins}
     exec(compile(text.replace(right, wrong), "changed", "exec"), names)
-    # What another test has put into builtins may not be pickled.
-    del names["__builtins__"]
     return SimpleNamespace(**names)
 
 
