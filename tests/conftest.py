@@ -11,17 +11,22 @@ from small_data import write_npz
 os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures
 def pytest_runtest_teardown() -> None:
     """Undo what a test can leave in its process.
 
-    Remove the seed that seed_everything passes on to processes that are started later. Give
-    the switches of TF32 their defaults: the simulated time of float32 depends on them.
+    Remove the seed that seed_everything passes on to processes that are started later, and the
+    variable that a deterministic Trainer sets. Give the switches of TF32 their defaults: the
+    simulated time of float32 depends on them. Destroy the process group, which the Trainer
+    keeps: the next test would communicate through it.
     """
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"):
         os.environ.pop(name, None)
     if torch := sys.modules.get("torch"):
         torch.backends.cudnn.allow_tf32 = True
         torch.set_float32_matmul_precision("highest")
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
@@ -50,31 +55,6 @@ def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "executable", str(warm.python()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.fixture(autouse=True)
-def no_setting_of_cublas():
-    """Remove the variable that a deterministic Trainer sets for its whole process."""
-    yield
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-
-
-@pytest.fixture
-def no_process_group():
-    """Destroy the default process group if there is one, so that the test can start its own.
-
-    An earlier test can have started one: the Trainer keeps its group until the process ends.
-    The test's own group is destroyed, too: a later test would communicate through it.
-    """
-    import torch.distributed as dist
-
-    def destroy() -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    destroy()
-    yield
-    destroy()
 
 
 @pytest.fixture(scope="session")

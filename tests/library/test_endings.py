@@ -66,7 +66,7 @@ def test_a_group_that_ddp_had_can_be_ended(tmp_path):
     assert done.stdout.count("at the end 0") == 3, done.stdout
 
 
-def test_a_destroyed_group_is_kept_until_the_run_has_ended(no_process_group):
+def test_a_destroyed_group_is_kept_until_the_run_has_ended():
     """Otherwise DDP may drop the last reference, and wait for gloo while it holds the GIL."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)

@@ -354,7 +354,7 @@ def test_mistakes_raise_errors_that_name_the_remedy(reports):
         assert mistaken["difference"] == 0
 
 
-def test_shutdown_leaves_a_process_group_that_it_did_not_start(no_process_group):
+def test_shutdown_leaves_a_process_group_that_it_did_not_start():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     hvd.init()
     hvd.shutdown()

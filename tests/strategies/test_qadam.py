@@ -234,7 +234,7 @@ def test_the_optimizer_needs_no_ranks():
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
-def test_one_rank_alone_rounds_nothing(no_process_group):
+def test_one_rank_alone_rounds_nothing():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model, optimizer = new(warmup=1)

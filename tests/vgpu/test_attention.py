@@ -102,7 +102,7 @@ def test_the_time_of_both_fused_kernels_is_the_same():
 
 
 @pytest.fixture
-def mesh(two, no_process_group):
+def mesh(two):
     """A mesh of two devices; this process is its first rank, and the other does nothing."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -169,7 +169,7 @@ def test_a_copy_of_a_lazy_module_is_on_its_device(two):
     assert model.weight.device == two[1]
 
 
-def test_what_the_reducer_holds_of_a_module_has_no_memory_after_a_move(two, no_process_group):
+def test_what_the_reducer_holds_of_a_module_has_no_memory_after_a_move(two):
     """On CUDA the reducer's tensors move too, and only its buckets stay."""
     dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
     model = nn.Linear(512, 512, bias=False).to(two[0])

@@ -125,7 +125,7 @@ def test_what_a_program_has_removed_itself_is_no_error(monkeypatch):
     assert registry == [1] and nn.Linear.to is nn.Module.to
 
 
-def test_a_process_group_that_outlives_the_virtual_gpus(no_process_group):
+def test_a_process_group_that_outlives_the_virtual_gpus():
     with control.running(count=1) as (device,):
         dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
         virtual = torch.ones(2, device=device)

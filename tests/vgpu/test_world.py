@@ -16,7 +16,7 @@ NODES = Network(LINKS["NVLink4"], NETWORKS["NDR400"], 8)
 
 
 @pytest.fixture
-def world(no_process_group):
+def world():
     """world(size, rank) starts one virtual H100 as a rank of a world of nodes with 8 GPUs."""
 
     def start(size: int, rank: int = 0, compute: bool = False) -> torch.device:

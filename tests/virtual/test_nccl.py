@@ -158,7 +158,7 @@ def test_a_future_with_devices(cuda):
     assert doubled.wait().tolist() == [2, 2]
 
 
-def test_one_rank_with_options(cuda, no_process_group):
+def test_one_rank_with_options(cuda):
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     dist.init_process_group(
         store=dist.HashStore(),
@@ -182,7 +182,7 @@ def test_one_rank_with_options(cuda, no_process_group):
         dist.destroy_process_group()
 
 
-def test_an_asynchronous_checkpoint(cuda, no_process_group, tmp_path):
+def test_an_asynchronous_checkpoint(cuda, tmp_path):
     port = free_ports(1)[0]
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=address, rank=0, world_size=1)
@@ -202,7 +202,7 @@ def test_an_asynchronous_checkpoint(cuda, no_process_group, tmp_path):
     assert loaded["sharded"].tolist() == [0, 2, 4, 6]
 
 
-def test_weights_that_fsdp1_keeps_on_the_host(cuda, no_process_group):
+def test_weights_that_fsdp1_keeps_on_the_host(cuda):
     address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     dist.init_process_group("nccl", init_method=address, rank=0, world_size=1)
     from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
