@@ -65,7 +65,8 @@ def translate_old_names(
         elif name in RENAMED:
             translated[RENAMED[name]] = value
         elif name in REFUSED:
-            refuse(name)
+            if value:  # None, False and 0 ask for nothing
+                refuse(name)
         else:
             hint = did_you_mean(name, known) or "see help(Trainer)."
             raise UserError(f"the Trainer has no argument {name!r}: {hint}")

@@ -62,11 +62,8 @@ class Settings:
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
     deterministic: bool | str | None = None
-    benchmark: bool | None = None
     inference_mode: bool = True
     use_distributed_sampler: bool = True
-    detect_anomaly: bool = False
-    sync_batchnorm: bool = False
     default_root_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
