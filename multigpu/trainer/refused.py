@@ -67,6 +67,8 @@ REFUSED = {
     "log_rank_zero_only": "leave it out",
     "log_momentum": "log it in a Callback",
     "log_weight_decay": "log it in a Callback",
+    "stopping_threshold": "set trainer.should_stop in a Callback",
+    "divergence_threshold": "set trainer.should_stop in a Callback",
     "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
     # arguments of self.log
