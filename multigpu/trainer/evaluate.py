@@ -182,8 +182,7 @@ class EvaluationLoop:
         if self.keeps_outputs:
             share.outputs.append(to_cpu(output))
         if self.stage != "predict" and run.state.stage != "sanity_check":
-            if self.results.any_fresh:
-                run.state.metrics.update(self.results.step_metrics(exchange=False))
+            run.state.metrics.update(self.results.step_metrics(exchange=False))
             if self.results.last:
                 reported = self.results.last_step_metrics()
                 run.log.send(reported, batch=share.seen_batches)

@@ -35,7 +35,6 @@ class FitLoop:
                          the same order
     states_after_skip    random states to set once a resumed epoch has skipped its first
                          batches
-    exchanges            whether the ranks exchange every step's values; see results.py
     """
 
     def __init__(self, run: Run, data: FitData):
@@ -53,7 +52,6 @@ class FitLoop:
         self.epoch_done = False
         self.epoch_start_states: dict[str, Any] | None = None
         self.states_after_skip: dict[str, Any] | None = None
-        self.exchanges = True
 
     # ---- epochs ----------------------------------------------------------------------------
 
@@ -69,8 +67,10 @@ class FitLoop:
                 self.data.load_validation()
             run.hooks.call("on_train_start")
             self._prepare()
-            while not (reason := self._agree_to_stop()):
+            self._agree()
+            while not (reason := reason_to_stop(run.settings, run.state)):
                 self.train_epoch()
+                self._agree()
             run.hooks.call("on_train_end")
         if reason:
             run.report(f"`Trainer.fit` stopped: {reason}.")
@@ -166,8 +166,6 @@ class FitLoop:
         run.hooks.refresh()
         self.step = Step(run)
         self.epoch_outputs = epoch_outputs.collect(run.module, "training_epoch_end")
-        # All ranks exchange values at a batch's end if any rank has a hook that can read them.
-        self.reads_steps = self._any_rank(int(run.hooks.exists("on_train_batch_end")))
 
     # ---- a batch ---------------------------------------------------------------------------
 
@@ -206,10 +204,10 @@ class FitLoop:
         metrics = run.state.metrics
         every = run.settings.log_every_n_steps
         logs = steps and bool(every) and (self.progress.batches_that_stepped + 1) % every == 0
-        if self.reads_steps:
-            metrics.update(results.step_metrics(self.together and self.exchanges))
-        run.hooks.call("on_train_batch_end", outputs, batch, index)
-        metrics.update(results.step_metrics(self.together and (self.exchanges or logs)))
+        metrics.update(results.step_metrics(self.together))
+        if run.hooks.exists("on_train_batch_end"):
+            run.hooks.call("on_train_batch_end", outputs, batch, index)
+            metrics.update(results.step_metrics(self.together))
         if logs or (run.settings.fast_dev_run and steps):
             # Also values of earlier batches: a name that is logged only in some batches would
             # otherwise be lost.
@@ -288,21 +286,10 @@ class FitLoop:
     # ---- the end ---------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Agree on should_stop: the others would wait for a rank that stops alone."""
+        """Set should_stop on all ranks if it is set on one: the others would wait for it."""
         state = self.run.state
-        flags = [int(state.should_stop), int(self.results.sync_steps)]
-        stop, exchange = self.run.strategy.all_reduce_max(flags)
+        (stop,) = self.run.strategy.all_reduce_max([int(state.should_stop)])
         state.should_stop = bool(stop)
-        self.exchanges = bool(exchange)
-
-    def _any_rank(self, flag: int) -> bool:
-        return bool(self.run.strategy.all_reduce_max([flag])[0])
-
-    def _agree_to_stop(self) -> str:
-        """Set should_stop on all ranks if a hook has set it on one; return reason_to_stop."""
-        state = self.run.state
-        state.should_stop = self._any_rank(int(state.should_stop))
-        return reason_to_stop(self.run.settings, state)
 
     def _is_done_within_epoch(self) -> bool:
         settings = self.run.settings

@@ -89,7 +89,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
         The default in a training batch is to report the value of each step. Elsewhere, the
         default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
-        all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
+        all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks,
+        and all ranks must log it in the same steps.
 
         Without a Trainer it only warns, so that steps can be called in tests. Raises
         UserError in a module that is a part of the module that is trained. enable_graph has

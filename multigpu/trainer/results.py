@@ -1,14 +1,8 @@
 """Collects the values of `self.log` without waiting for the GPU, and reduces them over ranks.
 
-Ranks can log different names, so they exchange names and values together, in one collective.
-Every rank calls it at the same points, so no rank waits forever. These points are the end of
-each epoch and the steps whose values go to the loggers.
-
-Once any rank has logged a step's value with sync_dist, the ranks exchange values in every
-step, because any callback can read them. The all-reduce at the end of each batch makes this
-known to all ranks, and a run's first batch always exchanges. There is one exception: if the
-run's first sync_dist value is logged after the first batch, in a step whose values do not go
-to the loggers, callbacks read this rank's value in this step. The next step reduces it.
+Ranks can log different names, so they exchange names and values together, in one collective:
+at an epoch's end, and after each step in which a value was logged with sync_dist. All ranks
+must therefore log such values in the same steps, as in Lightning, else they wait for ever.
 """
 
 import functools
@@ -76,8 +70,7 @@ class Entry:
     value: Any = None
     total: Any = None
     weight: float = 0.0
-    fresh: bool = False  # logged in this batch
-    waiting: bool = False  # logged since the ranks last exchanged values
+    fresh: bool = False  # logged in this batch, and not yet among its step_metrics
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
 
 
@@ -123,8 +116,6 @@ class Results:
                 of a batch; else None
     last        each name's newest step value in this epoch, as reported; the loggers get all
                 of them, also those that were not logged in the last batch
-    any_fresh   whether anything was logged in this batch
-    sync_steps  whether this rank ever logged a step's value with sync_dist
     """
 
     def __init__(self, gather: Callable[[Any], list], ranks: int, training: bool):
@@ -137,8 +128,6 @@ class Results:
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
         self.last: dict[tuple, tuple[How, Any]] = {}
-        self.any_fresh = False
-        self.sync_steps = False
 
     def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         self.batch = batch
@@ -146,10 +135,6 @@ class Results:
         if self.dataloader_idx != dataloader_idx:
             self.dataloader_idx = dataloader_idx
             self.last.clear()
-        if self.any_fresh:
-            self.any_fresh = False
-            for entry in self.entries.values():
-                entry.fresh = False
 
     def log(
         self,
@@ -193,8 +178,6 @@ class Results:
             how = entry.how
             logged_before = entry.fresh
             entry.fresh = True
-            entry.waiting = True
-            self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
                 entry.value = value
@@ -256,7 +239,6 @@ class Results:
             dataloader_idx is not None,
         )
         entry = self.entries[key] = Entry(how, arguments)
-        self.sync_steps |= on_step and sync_dist
         return entry
 
     def _rows(self, how: How, hook: str, micro_batch: Any) -> int:
@@ -282,26 +264,24 @@ class Results:
         return 1 if rows is None else rows
 
     def step_metrics(self, exchange: bool) -> Metrics:
-        """Return the step values of this batch.
+        """Return the step values that were logged in this batch since the last call.
 
-        exchange   reduce sync_dist values over the ranks; must be the same on all ranks
+        exchange   reduce sync_dist values over the ranks
         """
-        exchange = exchange and self.ranks > 1
         logged: dict[tuple, tuple[How, Any]] = {}
         for key, entry in self.entries.items():
-            due = entry.fresh or (exchange and entry.how.sync and entry.waiting)
-            value = _value_of_batch(entry.value)
-            if entry.how.on_step and due and value is not None:
-                logged[key] = (entry.how, value)
-        if exchange:
-            own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
+            if entry.fresh:
+                entry.fresh = False
+                value = _value_of_batch(entry.value)
+                if entry.how.on_step and value is not None:
+                    logged[key] = (entry.how, value)
+        own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
+        if own and exchange and self.ranks > 1:
             for key, of_ranks in _by_key(self.gather(own)).items():
                 how, _ = of_ranks[0]
                 total = _combine(how, [value for _, value in of_ranks])
                 mean = how.reduce == "mean"
                 logged[key] = (how, torch.tensor(total / len(of_ranks) if mean else total))
-            for entry in self.entries.values():
-                entry.waiting = False
         self.last.update(logged)
         return report(logged.values(), on_step=True, training=self.training)
 
@@ -336,7 +316,6 @@ class Results:
                 entry.value.reset()
         self.entries.clear()
         self.last.clear()
-        self.any_fresh = False
         self.batch = None
 
 
