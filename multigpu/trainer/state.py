@@ -67,9 +67,8 @@ class State:
         return None, values | {"loaders": {}}
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless the same text was shown before, for this or another step."""
-        key = text.split(" in step")[0]
-        if key not in self.warned:
-            self.warned.add(key)
+        """Warn, unless the same text was shown before."""
+        if text not in self.warned:
+            self.warned.add(text)
             if is_rank_zero():
                 warnings.warn(text, stacklevel=2)

@@ -61,8 +61,7 @@ MODULES = {
         "on_train_epoch_end",
     ),
     "losses": (lambda: stepping(lambda self, batch: self.layer(batch)), "shape (2, 1)"),
-    "no graph": (lambda: stepping(lambda *_: torch.tensor(1.0)), "without a graph"),
-    "no loss": (lambda: stepping(lambda *_: {"los": 1}), "step 0 (batch 0 of epoch 0)"),
+    "no loss": (lambda: stepping(lambda *_: {"los": 1}), "['los'] in batch 0 of epoch 0"),
     "-1": (lambda: changed(on_train_batch_start=lambda *_: -1), "returns -1"),
     "no metric": (
         lambda: with_optimizer(torch.optim.lr_scheduler.ReduceLROnPlateau),
