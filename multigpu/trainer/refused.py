@@ -78,6 +78,7 @@ REFUSED = {
     # loggers and their arguments
     "default_hp_metric": "leave it out",
     "log_graph": "call logger.experiment.add_graph(model, inputs)",
+    "prefix": "log the values under longer names",
     "sub_dir": "give the folder in save_dir",
     "CometLogger": LOGGERS,
     "MLFlowLogger": LOGGERS,
@@ -89,8 +90,17 @@ REFUSED = {
     # optimizers
     "toggle_model": "call self.toggle_optimizer and self.untoggle_optimizer",
     "closure": "take an optimizer that needs the gradients of one backward",
-    # methods of the module
+    # methods of the module, of callbacks and of data modules
     "configure_callbacks": "give the callbacks to the Trainer",
+    "configure_sharded_model": "write configure_model",
+    "on_batch_end": "write on_train_batch_end",
+    "on_batch_start": "write on_train_batch_start",
+    "on_epoch_end": "write on_train_epoch_end, or on_validation_epoch_end",
+    "on_epoch_start": "write on_train_epoch_start, or on_validation_epoch_start",
+    "on_exception": "write it in a Callback",
+    "on_keyboard_interrupt": "write on_exception",
+    "on_pretrain_routine_end": "write on_fit_start",
+    "on_pretrain_routine_start": "write on_fit_start",
     "on_train_batch_start that returns -1": "give limit_train_batches, or set should_stop",
     "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
     "to_torchscript": "call torch.export.export(model, (inputs,))",

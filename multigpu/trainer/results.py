@@ -217,11 +217,6 @@ class Results:
                 f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of "
                 f"{', '.join(REDUCTIONS)}."
             )
-        if not on_step and not on_epoch:
-            raise UserError(
-                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of "
-                f"them to True."
-            )
         if on_step and hook in OUTSIDE_BATCH:
             raise UserError(
                 f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "

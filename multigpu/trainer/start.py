@@ -35,8 +35,6 @@ def run_stage(run: Run, task: Task) -> Any:
         state.end(failed=True)
         for callback in run.callbacks:
             callback.on_exception(run.hooks.trainer, module, error)
-        if datamodule is not None:
-            datamodule.on_exception(error)
         for logger in run.loggers:
             logger.finalize("failed")
         run.log.outside()
@@ -71,7 +69,7 @@ def _set_up(run: Run, stage: str) -> None:
     _make_deterministic(run.settings.deterministic)
     parts = [module] if run.datamodule is None else [run.datamodule, module]
     for part in (*parts, *run.callbacks):
-        check_model.warn_of_removed_hooks(part)
+        check_model.check_hooks(part)
     for logger in run.loggers:
         logger.is_global_zero = strategy.is_global_zero
         if strategy.world.size > 1:

@@ -98,8 +98,7 @@ class Trainer(Settings):
     def _callbacks(self, given: Any, **enabled: bool | None) -> list[Callback]:
         """The user's callbacks, and the default ones that are not turned off.
 
-        Raises UserError if arguments contradict each other, or if two callbacks have the same
-        state_key.
+        Raises UserError if two callbacks have the same state_key.
         """
         if isinstance(given, (list, tuple)):
             callbacks = list(given)
@@ -111,11 +110,6 @@ class Trainer(Settings):
         }
         for name, kind in defaults.items():
             has = any(isinstance(callback, kind) for callback in callbacks)
-            if has and enabled[name] is False:
-                raise UserError(
-                    f"enable_{name}=False, but callbacks has a {kind.__name__}: leave one of "
-                    f"them out."
-                )
             trial = self.fast_dev_run and name == "checkpointing"
             if not has and enabled[name] is not False and not trial:
                 callbacks.append(kind())

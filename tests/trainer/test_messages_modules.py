@@ -55,7 +55,6 @@ MODULES = {
     "reduce_fx": (lambda: logging(reduce_fx="median"), "reduce_fx='median'"),
     "a refused argument": (lambda: logging(sync_dist_group=object()), "sync_dist_group"),
     "two numbers": (lambda: logging(value=Pair(), on_step=False, on_epoch=True), "tuple"),
-    "no value": (lambda: logging(on_step=False, on_epoch=False), "on_epoch=False"),
     "a step at an epoch's end": (
         lambda: changed(on_train_epoch_end=lambda self: self.log("a", 1, on_step=True)),
         "on_train_epoch_end",
