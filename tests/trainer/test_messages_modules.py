@@ -126,6 +126,10 @@ FITS = {
         },
         "no length",
     ),
+    "clip by": (
+        {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"},
+        "expected 'norm' or 'value'",
+    ),
     "precision": ({"precision": "17"}, "precision is '17'"),
 }
 
@@ -142,7 +146,7 @@ def test_clipping_is_the_modules_in_manual_optimization(tmp_path):
 
 
 def test_nothing_to_validate_with_is_said():
-    with pytest.warns(UserWarning, match="no validation dataloaders"):
+    with pytest.warns(UserWarning, match="no validation dataloader: nothing"):
         cpu().fit(make_net(), DataLoader(rows(8), 2))
 
 
