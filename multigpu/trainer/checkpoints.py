@@ -167,12 +167,6 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
     progress.global_step = content["global_step"]
     progress.batches_that_stepped = own["batches_that_stepped"]
     progress.current_epoch = content["epoch"]
-    max_epochs = run.settings.max_epochs
-    if max_epochs not in (None, -1) and progress.current_epoch > max_epochs:
-        raise UserError(
-            f"{path} was written in epoch {progress.current_epoch}, but max_epochs is "
-            f"{max_epochs}: give more."
-        )
     fit.total_batches = own["total_batches"]
     fit.batches_done = own["batches_done"]
     fit.todo = own["todo"]

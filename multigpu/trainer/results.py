@@ -11,12 +11,15 @@ import numbers
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import count_rows
+
+if TYPE_CHECKING:
+    from multigpu.trainer.log import LogContext
 
 # How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -39,6 +42,18 @@ OUTSIDE_BATCH = frozenset(
     [f"on_{loop}_{when}" for loop in LOOPS for when in ("start", "epoch_start", "epoch_end")]
     + [f"{loop}_epoch_end" for loop in ("training", "validation", "test")]
 )
+
+
+class Asked(NamedTuple):
+    """The arguments of LightningModule.log that say what becomes of the values."""
+
+    prog_bar: bool = False
+    logger: bool | None = None
+    on_step: bool | None = None
+    on_epoch: bool | None = None
+    reduce_fx: Any = "mean"
+    sync_dist: bool = False
+    add_dataloader_idx: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,7 @@ class Entry:
     """A logged name on this rank: its last value, and its total in this epoch."""
 
     how: How
-    arguments: tuple  # of self.log; later calls must give the same
+    asked: Asked  # later calls must ask for the same
     value: Any = None
     total: Any = None
     weight: float = 0.0
@@ -138,34 +153,24 @@ class Results:
 
     def log(
         self,
-        hook: str,
-        micro_batch: Any,
+        context: "LogContext",
         name: str,
         value: Any,
-        *,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        sync_dist: bool = False,
-        add_dataloader_idx: bool = True,
+        asked: Asked,
         batch_size: int | None = None,
     ) -> None:
-        """Record a value for LightningModule.log, whose arguments the keywords are.
-
-        hook, micro_batch   see LogContext
+        """Record a value for LightningModule.log.
 
         Raises UserError if the value is not one number, if the reduction is unknown, or if
         values are not collected in this hook.
         """
-        key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
-        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+        hook, micro_batch = context.hook, context.micro_batch
+        key = (hook, name, self.dataloader_idx if asked.add_dataloader_idx else None)
         with LOCK:
             entry = self.entries.get(key)
             if entry is None:
-                entry = self._add(key, arguments)
-            elif entry.arguments != arguments:
+                entry = self._add(key, asked)
+            elif entry.asked != asked:
                 raise UserError(
                     f"self.log({name!r}) was called with other arguments earlier in {hook}: "
                     f"give the value another name."
@@ -184,7 +189,7 @@ class Results:
                 return
             value = _one_number(name, value)
             entry.value = value
-            rows = batch_size
+            rows = context.batch_size if batch_size is None else batch_size
             if self.device is not None:
                 value = value.to(self.device)
                 rows = self._rows(how, hook, micro_batch) if rows is None else rows
@@ -204,36 +209,33 @@ class Results:
             else:
                 entry.total = REDUCTIONS[how.reduce](entry.total, value)
 
-    def _add(self, key: tuple, arguments: tuple) -> Entry:
-        hook, name, dataloader_idx = key
-        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist = arguments
+    def _add(self, key: tuple, asked: Asked) -> Entry:
+        hook, name, _ = key
         check_hook_logs(hook, name)
         by_step = self.training and hook not in OUTSIDE_BATCH
-        on_step = by_step if on_step is None else on_step
-        on_epoch = not by_step if on_epoch is None else on_epoch
-        reduce = getattr(reduce_fx, "__name__", str(reduce_fx)).lower().replace("avg", "mean")
-        if reduce not in REDUCTIONS:
+        reduce = getattr(asked.reduce_fx, "__name__", str(asked.reduce_fx)).lower()
+        how = How(
+            name,
+            prog_bar=asked.prog_bar,
+            logger=asked.logger is not False,
+            on_step=by_step if asked.on_step is None else asked.on_step,
+            on_epoch=not by_step if asked.on_epoch is None else asked.on_epoch,
+            reduce=reduce.replace("avg", "mean"),
+            sync=asked.sync_dist,
+            dataloader_idx=self.dataloader_idx,
+            names_loader=asked.add_dataloader_idx and self.dataloader_idx is not None,
+        )
+        if how.reduce not in REDUCTIONS:
             raise UserError(
-                f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of "
+                f"self.log({name!r}, reduce_fx={asked.reduce_fx!r}): expected one of "
                 f"{', '.join(REDUCTIONS)}."
             )
-        if on_step and hook in OUTSIDE_BATCH:
+        if how.on_step and hook in OUTSIDE_BATCH:
             raise UserError(
                 f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
                 f"on_step out."
             )
-        how = How(
-            name,
-            prog_bar,
-            logger is not False,
-            on_step,
-            on_epoch,
-            reduce,
-            sync_dist,
-            self.dataloader_idx,
-            dataloader_idx is not None,
-        )
-        entry = self.entries[key] = Entry(how, arguments)
+        entry = self.entries[key] = Entry(how, asked)
         return entry
 
     def _rows(self, how: How, hook: str, micro_batch: Any) -> int:

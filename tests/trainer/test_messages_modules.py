@@ -90,16 +90,11 @@ class Bare(L.LightningModule):
     def training_step(self, batch, batch_idx): ...
 
 
-NAIVE = {"validation_step": lambda self, batch, batch_idx: None}
 # case → (a call, what the error names)
 MISSING = {
     "training_step": (lambda run: run.fit(L.LightningModule()), "no training_step"),
     "validation_step": (lambda run: run.validate(Bare()), "no validation_step"),
     "predict_step": (lambda run: run.predict(Bare(), [1]), "no predict_step and no forward"),
-    "dataloader_idx": (
-        lambda run: run.validate(changed(**NAIVE), [DataLoader(Rows(2))] * 2),
-        "dataloader_idx",
-    ),
     "a model": (lambda run: run.predict(), "no model"),
     "data": (lambda run: run.fit(Net()), "no training data"),
     "data to validate": (lambda run: run.validate(Net()), "val_dataloader"),
