@@ -62,17 +62,13 @@ def check_model(stage: str, model: Any) -> None:
 
 
 def check_manual_optimization(run: Run) -> None:
-    """Raises UserError for arguments that only automatic optimization supports."""
-    if run.settings.gradient_clip_val:
-        raise UserError(
-            "gradient_clip_val is for automatic optimization: call "
-            "self.clip_gradients(optimizer, …) in training_step."
-        )
-    if run.settings.accumulate_grad_batches > 1:
-        raise UserError(
-            "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
-            "only after every n-th batch."
-        )
+    """Raises UserError for what only automatic optimization supports."""
+    for name, least in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):
+        if (getattr(run.settings, name) or 0) > least:
+            raise UserError(
+                f"{name} is for automatic optimization: leave it out, and write in "
+                f"training_step when self.clip_gradients and optimizer.step() are called."
+            )
     if len(run.strategy.devices) > 1:
         raise UserError(
             f"{run.strategy.name} does not support manual optimization because it would "

@@ -59,6 +59,9 @@ REFUSED = {
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
     "Timer": "set trainer.should_stop in a Callback",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
+    # functions
+    "rank_zero_info": "print in a function with @rank_zero_only",
+    "rank_zero_warn": "call warnings.warn in a function with @rank_zero_only",
     # profilers
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
