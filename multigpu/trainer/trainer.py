@@ -331,10 +331,13 @@ class Trainer(Settings):
             )
         return self._loop.estimated_steps()
 
+    # Lightning's `trainer.fit_loop.max_epochs = 20`: limits and counters are the Trainer's.
+    fit_loop = property(lambda self: self)
+
     @property
-    def fit_loop(self) -> "FitLoopNames":
-        """Limits and counters of training: Lightning's `trainer.fit_loop.max_epochs = 20`."""
-        return FitLoopNames(self)
+    def batch_idx(self) -> int:
+        """The index of the running batch in its epoch; -1 before the first."""
+        return self._loop.batches_done - 1 if self._loop else -1
 
     @property
     def model(self) -> nn.Module | None:
@@ -378,25 +381,6 @@ class Trainer(Settings):
 
     def _first(self, kind: type[Callback]) -> Any:
         return next((cb for cb in self.callbacks if isinstance(cb, kind)), None)
-
-
-class FitLoopNames:
-    """Lightning's `trainer.fit_loop`: the batch's index, and the Trainer's attributes."""
-
-    def __init__(self, trainer: Trainer):
-        self.__dict__["_trainer"] = trainer
-
-    @property
-    def batch_idx(self) -> int:
-        """The index of the running batch in its epoch; -1 before the first."""
-        loop = self._trainer._loop
-        return loop.batches_done - 1 if loop else -1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trainer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._trainer, name, value)
 
 
 def _run_on_rank(trainer: Trainer, task: Task) -> Any:
