@@ -125,7 +125,7 @@ class EvaluationLoop:
         self._look_up()
         for number, share in enumerate(self.shares):
             limit = share.limit if sanity_steps is None else min(share.limit, sanity_steps)
-            dataloaders.start_epoch(share.loader, run.state.progress.current_epoch)
+            dataloaders.start_epoch(share.loader, run.state.current_epoch)
             if limit:
                 for index, batch in enumerate(share.loader):
                     self._evaluate_batch(batch, index, number)

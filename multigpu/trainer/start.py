@@ -17,7 +17,6 @@ from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.step import LightningOptimizer, check_closure
-from multigpu.trainer.transfer import BatchTransfer
 
 
 def run_stage(run: Run, task: Task) -> Any:
@@ -89,7 +88,6 @@ def _set_up(run: Run, stage: str) -> None:
     for part in parts:
         drop_unpicklable(part)
     module.configure_model()
-    run.transfer = BatchTransfer(strategy.device, run.precision, run.datamodule, module)
     run.precision.convert_module(module)
     strategy.place(module)
     run.model = StepModule(module)

@@ -68,7 +68,7 @@ class Step:
         accumulated = run.settings.accumulate_grad_batches
         if optimizer is not None and index % accumulated == 0:
             run.hooks.call("on_before_zero_grad", optimizer)
-            epoch = run.state.progress.current_epoch
+            epoch = run.state.current_epoch
             run.module.optimizer_zero_grad(epoch, index, optimizer)
         if loss is None:
             return None
@@ -94,7 +94,7 @@ class Step:
         with run.strategy.optimizer_step_context(optimizer):
             returned = run.precision.step(optimizer, **keywords)
         if not self.automatic:
-            run.state.progress.global_step += 1
+            run.state.global_step += 1
         return returned
 
     def gradients_and_step(self, batch: Any, index: int) -> Any:
@@ -110,7 +110,7 @@ class Step:
                 return None
             for optimizer in run.optimizers:  # one at most
                 self.step_optimizer(optimizer)
-        run.state.progress.global_step += 1
+        run.state.global_step += 1
         return output
 
     def _through_optimizer_step(self, batch: Any, index: int) -> Any:
@@ -127,7 +127,7 @@ class Step:
             outputs.append(output)
             return output["loss"] if isinstance(output, dict) else output
 
-        epoch = run.state.progress.current_epoch
+        epoch = run.state.current_epoch
         run.module.optimizer_step(epoch, index, run.lightning_optimizers[0], closure)
         if not outputs:
             raise UserError(
@@ -165,7 +165,7 @@ class Step:
         waits = "" if alone else "; nothing would make the other ranks wait for its gradients"
         raise UserError(
             f"{'training_step' if self.step_end is None else 'training_step_end'} returned "
-            f"{what} in batch {index} of epoch {run.state.progress.current_epoch}: return the "
+            f"{what} in batch {index} of epoch {run.state.current_epoch}: return the "
             f"loss, a tensor with one number, or a dict with 'loss'{waits}."
         )
 

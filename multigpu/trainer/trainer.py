@@ -288,10 +288,10 @@ class Trainer(Settings):
     optimizers = property(lambda self: self.run.optimizers if self.run else [])
     lr_scheduler_configs = property(lambda self: self.run.schedulers if self.run else [])
     # Completed epochs; during an epoch, this epoch's index from 0.
-    current_epoch = property(attrgetter("state.progress.current_epoch"))
-    global_step = property(attrgetter("state.progress.global_step"))  # optimizer steps
+    current_epoch = property(attrgetter("state.current_epoch"))
+    global_step = property(attrgetter("state.global_step"))  # optimizer steps
     # The number of batches that ended with an optimizer step: the loggers' x axis.
-    _logged_step = property(attrgetter("state.progress.batches_that_stepped"))
+    _logged_step = property(attrgetter("state.batches_that_stepped"))
     # Logged values by name. It is the same dict during a run: callbacks can add values.
     callback_metrics = property(attrgetter("state.metrics.callback"))
     logged_metrics = property(attrgetter("state.metrics.logged"))
