@@ -51,14 +51,6 @@ def check_model(stage: str, model: Any) -> None:
             raise UserError(
                 f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
             )
-    can_predict = any(
-        is_overridden(name, model, LightningModule) for name in ("predict_step", "forward")
-    )
-    if stage == "predict" and not can_predict:
-        raise UserError(
-            f"{type(model).__name__} has no predict_step and no forward, and trainer.predict "
-            f"needs one of them: write it."
-        )
 
 
 def check_manual_optimization(run: Run) -> None:

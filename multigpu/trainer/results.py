@@ -318,22 +318,17 @@ class Results:
 
 def _one_number(name: str, value: Any) -> torch.Tensor:
     """Return the value as a tensor of shape (). Raises UserError if it is not one number."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise UserError(
-                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: "
-                f"expected one number."
-            )
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.detach().reshape(())
         if value.dtype in (torch.float32, torch.float64):
             return value.clone()  # the user can change it in place later
         return value.float()
-    if isinstance(value, (int, float, numbers.Real)):  # also NumPy's
+    if isinstance(value, numbers.Real):  # also NumPy's
         return torch.tensor(float(value))
-    raise UserError(
-        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
-        f"tensor with one."
-    )
+    what = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        what = f"a tensor of shape {tuple(value.shape)}"
+    raise UserError(f"self.log({name!r}) was given {what}: expected one number.")
 
 
 def _value_of_batch(value: Any) -> Any:

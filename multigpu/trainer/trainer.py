@@ -72,11 +72,11 @@ class Trainer(Settings):
         )
         super().__init__(**settings | translated)
         self.loggers = self._loggers(logger)
-        self.callbacks = self._callbacks(
-            callbacks,
-            checkpointing=enable_checkpointing,
-            progress_bar=enable_progress_bar,
-        )
+        checkpoints_wanted = enable_checkpointing is not False and not self.fast_dev_run
+        defaults: list[type[Callback]] = [ModelCheckpoint] if checkpoints_wanted else []
+        if enable_progress_bar is not False:
+            defaults.append(TQDMProgressBar)
+        self.callbacks = self._callbacks(callbacks, defaults)
         self.state = State()
         self.run: Run | None = None  # the last run in this process
         self.lightning_module: LightningModule | None = None
@@ -95,8 +95,8 @@ class Trainer(Settings):
             return [default(self.default_root_dir)]
         return list(logger) if isinstance(logger, Iterable) else [logger]
 
-    def _callbacks(self, given: Any, **enabled: bool | None) -> list[Callback]:
-        """The user's callbacks, and the default ones that are not turned off.
+    def _callbacks(self, given: Any, defaults: list[type[Callback]]) -> list[Callback]:
+        """The user's callbacks, and one of each default kind of which there is none.
 
         Raises UserError if two callbacks have the same state_key.
         """
@@ -104,14 +104,8 @@ class Trainer(Settings):
             callbacks = list(given)
         else:
             callbacks = [] if given is None else [given]
-        defaults = {
-            "checkpointing": ModelCheckpoint,
-            "progress_bar": TQDMProgressBar,
-        }
-        for name, kind in defaults.items():
-            has = any(isinstance(callback, kind) for callback in callbacks)
-            trial = self.fast_dev_run and name == "checkpointing"
-            if not has and enabled[name] is not False and not trial:
+        for kind in defaults:
+            if not any(isinstance(callback, kind) for callback in callbacks):
                 callbacks.append(kind())
         stateful = [cb for cb in callbacks if is_overridden("state_dict", cb, Callback)]
         keys = [callback.state_key for callback in stateful]

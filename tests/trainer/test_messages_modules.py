@@ -94,7 +94,6 @@ class Bare(L.LightningModule):
 MISSING = {
     "training_step": (lambda run: run.fit(L.LightningModule()), "no training_step"),
     "validation_step": (lambda run: run.validate(Bare()), "no validation_step"),
-    "predict_step": (lambda run: run.predict(Bare(), [1]), "no predict_step and no forward"),
     "a model": (lambda run: run.predict(), "no model"),
     "data": (lambda run: run.fit(Net()), "no training data"),
     "data to validate": (lambda run: run.validate(Net()), "val_dataloader"),
