@@ -6,6 +6,7 @@ once, and the user's order is kept.
 """
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.world import is_rank_zero
 from multigpu.strategies import Strategy
 from multigpu.trainer import seed
 from multigpu.trainer.refused import refuse
@@ -110,8 +112,8 @@ def shard_loader(loader: Any, shard: tuple[int, int], training: bool) -> Any:
     shard   (number of shards, index of this one)
 
     A loader that is not a DataLoader, or whose data set is an IterableDataset, is returned
-    unchanged: the user must shard it. Raises UserError for a loader whose batches cannot be
-    dealt out: with batch_size=None, or with some batch samplers of the user's own.
+    unchanged: the user must shard it. Raises UserError for a batch sampler that cannot be
+    sharded.
     """
     num_shards, index = shard
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -119,23 +121,14 @@ def shard_loader(loader: Any, shard: tuple[int, int], training: bool) -> Any:
     shuffled = isinstance(loader.sampler, RandomSampler)
     if num_shards == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
-    batches = loader.batch_sampler
-    if (
-        batches is None
-        or num_batches(loader) == float("inf")
-        or (training and type(batches) is not BatchSampler)
-    ):
+    if not training:
+        return _shard_by_batch(loader, num_shards, index, shuffled)
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise UserError(
-            f"a DataLoader with the batch_sampler {type(batches).__name__} cannot be sharded "
-            f"over {num_shards} ranks: shard it yourself, and give "
+            f"a DataLoader with the batch_sampler {type(loader.batch_sampler).__name__} "
+            f"cannot be sharded over {num_shards} ranks: shard it yourself, and give "
             f"Trainer(use_distributed_sampler=False)."
         )
-    if not training:
-        # A loader that shuffles is read in order: each rank would shuffle differently.
-        if shuffled:
-            loader = _with_sampler(loader, SequentialSampler(loader.dataset))
-        changed = EveryNthBatch(loader.batch_sampler, num_shards, index)
-        return _with_batches(loader, changed)
     in_order = isinstance(loader.sampler, SequentialSampler)
     if in_order or (shuffled and _draws_each_once(loader)):
         sampler = DistributedSampler(
@@ -149,27 +142,54 @@ def shard_loader(loader: Any, shard: tuple[int, int], training: bool) -> Any:
     return _with_sampler(loader, ShardedSampler(loader.sampler, num_shards, index))
 
 
+def _shard_by_batch(
+    loader: DataLoader, num_shards: int, index: int, shuffled: bool
+) -> DataLoader:
+    """Return a copy of the loader that gives every num_shards-th batch.
+
+    A loader that shuffles is read in order, because each rank would shuffle differently.
+    """
+    if shuffled:
+        loader = _with_sampler(loader, SequentialSampler(loader.dataset))
+    batches = num_batches(loader)
+    if batches == float("inf"):
+        raise UserError(
+            f"a DataLoader whose batch_sampler has no length cannot be sharded over "
+            f"{num_shards} ranks: give the sampler a __len__, or shard the data yourself, and "
+            f"give Trainer(use_distributed_sampler=False)."
+        )
+    if batches < num_shards and is_rank_zero():
+        warnings.warn(
+            f"{pluralize(int(batches), 'batch')} to evaluate for {num_shards} ranks, so some "
+            f"ranks get none: give a smaller batch_size.",
+            stacklevel=2,
+        )
+    # With batch_size=None the sampler itself gives whole batches.
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    return _with_sampler(loader, None, EveryNthBatch(sampler, num_shards, index))
+
+
 def _draws_each_once(loader: DataLoader) -> bool:
     """Whether the loader's RandomSampler draws each row exactly once (shuffle=True does)."""
     return not loader.sampler.replacement and loader.sampler.num_samples == len(loader.dataset)
 
 
-def _with_sampler(loader: DataLoader, sampler: Any) -> DataLoader:
-    """Return a copy of the loader with another sampler; with batch_size=None it gives rows."""
-    if loader.batch_sampler is None:
-        changed = _with_batches(loader, None)
-    else:
-        batches = BatchSampler(sampler, loader.batch_size, loader.drop_last)
-        changed = _with_batches(loader, batches)
-    changed.__dict__["sampler"] = sampler
-    return changed
+def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:
+    """Return a copy of the loader, of the same class, with another sampler or another batch
+    sampler.
 
-
-def _with_batches(loader: DataLoader, batches: Any) -> DataLoader:
-    """Return a copy of the loader, of the same class, with another batch sampler."""
+    A loader with batch_size=None uses its sampler as the batch sampler.
+    """
     changed = copy.copy(loader)
-    # Set in __dict__, because DataLoader.__setattr__ raises an error for this name.
+    if loader.batch_sampler is None:
+        sampler = sampler if batches is None else batches
+        batches = None
+    elif batches is None:
+        batches = BatchSampler(sampler, loader.batch_size, loader.drop_last)
+    # Set in __dict__, because DataLoader.__setattr__ raises an error for these names.
     changed.__dict__.update(batch_sampler=batches, _iterator=None)
+    if sampler is not None:
+        changed.__dict__["sampler"] = sampler
     return changed
 
 

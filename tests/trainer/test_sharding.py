@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import small_net
 from numbered_rows import Backwards, Rows, Stream
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
@@ -55,15 +56,21 @@ def test_a_loader_that_is_shared_already_is_left_alone():
     assert rows(sharded) == [[0, 2, 4]], "drop_last is kept"
 
 
-def test_batches_that_cannot_be_dealt_out_are_refused():
-    lengthless = SimpleNamespace(__iter__=lambda: iter([[0]]))
-    whole = BatchSampler(SequentialSampler(range(10)), 2, False)
-    own = type("Own", (BatchSampler,), {})(range(10), 2, False)
-    for training, loader in (
-        (True, DataLoader(Rows(10), None, sampler=whole)),
-        (False, DataLoader(Rows(10), None, sampler=whole)),
-        (True, DataLoader(Rows(10), batch_sampler=own)),
-        (False, DataLoader(Rows(10), batch_sampler=lengthless)),
-    ):
-        with pytest.raises(UserError, match=r"batch_sampler .* 2 ranks.* shard it yourself"):
-            dataloaders.shard_loader(loader, (2, 0), training)
+def test_a_sampler_that_gives_whole_batches_is_dealt_out():
+    """batch_size=None: torch's way to let a data set make a batch of a list of rows."""
+    loader = DataLoader(
+        Rows(10), None, sampler=BatchSampler(SequentialSampler(range(10)), 2, False)
+    )
+    for training in (True, False):
+        sharded = dataloaders.shard_loader(loader, (2, 0), training)
+        assert list(sharded.sampler) == [[0, 1], [4, 5], [8, 9]] and len(sharded) == 3
+
+
+def test_fewer_batches_than_ranks_is_said(monkeypatch):
+    with pytest.warns(UserWarning, match=r"1 batch .*2 ranks.*smaller batch_size"):
+        dataloaders.shard_loader(DataLoader(small_net.rows(4), 4), (2, 0), training=False)
+    lengthless = DataLoader(
+        small_net.rows(4), batch_sampler=SimpleNamespace(__iter__=lambda: iter([[0]]))
+    )
+    with pytest.raises(UserError, match=r"batch_sampler has no length.* 2 ranks.*__len__"):
+        dataloaders.shard_loader(lengthless, (2, 0), training=False)

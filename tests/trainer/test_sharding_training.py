@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import small_net
 import torch
+import torch.nn.functional as F
 from numbered_rows import Backwards, Rows, Stream, flat
 from refusals import outcome, user_error
 from small_net import cpu, make_net
@@ -134,6 +135,15 @@ class SmallStream(IterableDataset):
         return iter(small_net.rows(8))
 
 
+class Unbatched(small_net.Net):
+    def training_step(self, batch, batch_idx):
+        self.seen.append(round(float(batch[0][0]), 4))
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def predict_step(self, batch, batch_idx):
+        return float(batch[0][0])
+
+
 def data_of_a_rank() -> dict:
     found: dict = {}
     rank = launch.find_world().rank
@@ -157,6 +167,13 @@ def data_of_a_rank() -> dict:
         lambda: cpu(strategy="ddp", use_distributed_sampler=False).fit(make_net(), streams)
     )
 
+    model, trainer = Unbatched(), cpu(strategy="ddp")
+    trainer.fit(model, DataLoader(small_net.rows(8), batch_size=None))
+    found["unbatched"], model.seen = model.seen, []
+    trainer = cpu(strategy="ddp", max_epochs=2)
+    trainer.fit(model, DataLoader(small_net.rows(8), batch_size=None, shuffle=True))
+    found["shuffled"] = model.seen
+    found["predicted"] = trainer.predict(model, DataLoader(small_net.rows(7), batch_size=None))
     return found
 
 
@@ -179,3 +196,18 @@ def test_ranks_that_have_unlike_data_are_refused_together(two):
     assert all(
         rank[key].startswith("UserError") for rank in two for key in ("validates", "streams")
     )
+
+
+def test_a_loader_without_batches_is_dealt_out(two):
+    whole = [round(float(row[0]), 4) for row in small_net.rows(8).tensors[0]]
+    assert [rank["unbatched"] for rank in two] == [whole[::2], whole[1::2]]
+    first, second = (rank["shuffled"] for rank in two)
+    assert sorted(first[:4] + second[:4]) == sorted(first[4:] + second[4:]) == sorted(whole)
+    assert first[:4] != first[4:]
+
+
+def test_a_loader_without_batches_is_predicted_once_and_in_order(two):
+    for rank in two:
+        assert rank["predicted"] == pytest.approx(
+            [float(row[0]) for row in small_net.rows(7).tensors[0]]
+        )
