@@ -13,6 +13,7 @@ from multigpu.trainer.refused import REFUSED, refuse
 
 # Old name → today's name. The values mean the same.
 RENAMED = {
+    "distributed_backend": "strategy",
     "replace_sampler_ddp": "use_distributed_sampler",
     "nb_gpu_nodes": "num_nodes",
     "num_processes": "devices",
@@ -54,21 +55,19 @@ def translate_old_names(
             translated["accelerator"] = "gpu" if value else "cpu"
             if value:
                 translated["devices"] = value
-        elif name == "distributed_backend":
-            if strategy not in ("auto", value or strategy):
-                raise UserError(
-                    "distributed_backend and strategy name different strategies: give "
-                    "strategy only."
-                )
-            if value is not None:
-                translated["strategy"] = value
         elif name in RENAMED:
-            translated[RENAMED[name]] = value
+            if value is not None:
+                translated[RENAMED[name]] = value
         elif name in REFUSED:
-            refuse(name)
+            if value:  # None, False and 0 ask for nothing
+                refuse(name)
         else:
             hint = did_you_mean(name, known) or "see help(Trainer)."
             raise UserError(f"the Trainer has no argument {name!r}: {hint}")
+    if strategy not in ("auto", translated.get("strategy", strategy)):
+        raise UserError(
+            "distributed_backend and strategy name different strategies: give strategy only."
+        )
     virtual = translated.get("accelerator") == "gpu" and not _gpu_count()
     if translated and is_rank_zero():
         was = ", ".join(f"{name}={value!r}" for name, value in old.items())

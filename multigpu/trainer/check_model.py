@@ -1,10 +1,9 @@
 """Checks that the model is a LightningModule with the steps that a stage needs."""
 
-import warnings
 from typing import Any
 
 from multigpu.errors import UserError
-from multigpu.launch.world import is_rank_zero
+from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.refused import refuse
@@ -16,17 +15,18 @@ REQUIRED = {
     "test": ("test_step",),
     "predict": (),
 }
-# Hooks of Lightning, most of them of 1.x, that are not called → what to write instead.
-REMOVED = {
-    "on_epoch_start": "on_train_epoch_start, or on_validation_epoch_start",
-    "on_epoch_end": "on_train_epoch_end, or on_validation_epoch_end",
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "configure_sharded_model": "configure_model",
-    "on_keyboard_interrupt": "on_exception",
-}
+# Hooks of Lightning that are not called: refused.py says what to write instead.
+REMOVED_HOOKS = (
+    "configure_callbacks",
+    "configure_sharded_model",
+    "on_batch_end",
+    "on_batch_start",
+    "on_epoch_end",
+    "on_epoch_start",
+    "on_keyboard_interrupt",
+    "on_pretrain_routine_end",
+    "on_pretrain_routine_start",
+)
 
 
 def check_model(stage: str, model: Any) -> None:
@@ -46,35 +46,21 @@ def check_model(stage: str, model: Any) -> None:
             f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a "
             f"subclass of multigpu.trainer.LightningModule."
         )
-    if hasattr(model, "configure_callbacks"):
-        refuse("configure_callbacks", type(model).__name__)
     for name in REQUIRED[stage]:
         if not is_overridden(name, model, LightningModule):
             raise UserError(
                 f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
             )
-    can_predict = any(
-        is_overridden(name, model, LightningModule) for name in ("predict_step", "forward")
-    )
-    if stage == "predict" and not can_predict:
-        raise UserError(
-            f"{type(model).__name__} has no predict_step and no forward, and trainer.predict "
-            f"needs one of them: write it."
-        )
 
 
 def check_manual_optimization(run: Run) -> None:
-    """Raises UserError for arguments that only automatic optimization supports."""
-    if run.settings.gradient_clip_val:
-        raise UserError(
-            "gradient_clip_val is for automatic optimization: call "
-            "self.clip_gradients(optimizer, …) in training_step."
-        )
-    if run.settings.accumulate_grad_batches > 1:
-        raise UserError(
-            "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
-            "only after every n-th batch."
-        )
+    """Raises UserError for what only automatic optimization supports."""
+    for name, least in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):
+        if (getattr(run.settings, name) or 0) > least:
+            raise UserError(
+                f"{name} is for automatic optimization: leave it out, and write in "
+                f"training_step when self.clip_gradients and optimizer.step() are called."
+            )
     if len(run.strategy.devices) > 1:
         raise UserError(
             f"{run.strategy.name} does not support manual optimization because it would "
@@ -83,12 +69,9 @@ def check_manual_optimization(run: Run) -> None:
         )
 
 
-def warn_of_removed_hooks(part: object) -> None:
-    """Warn if a module, data module or callback has a hook that is not called."""
-    for name, today in REMOVED.items():
-        if callable(getattr(part, name, None)) and is_rank_zero():
-            warnings.warn(
-                f"{type(part).__name__}.{name} is a hook of Lightning that is not called "
-                f"here: write {today} instead.",
-                stacklevel=3,
-            )
+def check_hooks(part: object) -> None:
+    """Raises UserError if a module, data module or callback has a hook that is not called."""
+    of_callbacks = () if isinstance(part, Callback) else ("on_exception",)
+    for name in (*REMOVED_HOOKS, *of_callbacks):
+        if callable(getattr(part, name, None)):
+            refuse(name, type(part).__name__)

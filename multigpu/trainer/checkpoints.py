@@ -32,11 +32,11 @@ def compose(run: Run) -> dict[str, Any]:
     rank has its own random states and hooks can contain collectives.
     """
     module = run.module
-    progress = run.state.progress
+    state = run.state
     schedulers = [config.scheduler for config in run.schedulers]
     content: dict[str, Any] = {
-        "epoch": progress.current_epoch,
-        "global_step": progress.global_step,
+        "epoch": state.current_epoch,
+        "global_step": state.global_step,
         "pytorch-lightning_version": LIGHTNING_VERSION,
         "state_dict": module.state_dict(),
         "callbacks": {
@@ -75,7 +75,7 @@ def _progress(run: Run) -> dict[str, Any]:
     return {
         "random": run.strategy.gather_objects(random),
         "monitored": {name: float(metrics[name]) for name in monitored & metrics.keys()},
-        "batches_that_stepped": run.state.progress.batches_that_stepped,
+        "batches_that_stepped": run.state.batches_that_stepped,
         **{name: getattr(fit, name) if fit else 0 for name in LOOP},
     }
 
@@ -163,16 +163,10 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
     _restore_optimizers(run, content, path)
     own = content[OWN_KEY]
     fit = run.fit_loop
-    progress = run.state.progress
-    progress.global_step = content["global_step"]
-    progress.batches_that_stepped = own["batches_that_stepped"]
-    progress.current_epoch = content["epoch"]
-    max_epochs = run.settings.max_epochs
-    if max_epochs not in (None, -1) and progress.current_epoch > max_epochs:
-        raise UserError(
-            f"{path} was written in epoch {progress.current_epoch}, but max_epochs is "
-            f"{max_epochs}: give more."
-        )
+    state = run.state
+    state.global_step = content["global_step"]
+    state.batches_that_stepped = own["batches_that_stepped"]
+    state.current_epoch = content["epoch"]
     fit.total_batches = own["total_batches"]
     fit.batches_done = own["batches_done"]
     fit.todo = own["todo"]
@@ -182,7 +176,7 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
         # The schedulers that monitor a metric had not stepped when the file was written.
         if monitored:
             fit.step_schedulers("epoch", plateau=True)
-        progress.current_epoch += 1
+        state.current_epoch += 1
     _restore_random_states(run, own["random"])
     run.report(f"Restored all states from the checkpoint at {path}")
 

@@ -3,7 +3,6 @@
 The metrics are reduced over the ranks at the epoch's end.
 """
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +125,7 @@ class EvaluationLoop:
         self._look_up()
         for number, share in enumerate(self.shares):
             limit = share.limit if sanity_steps is None else min(share.limit, sanity_steps)
-            dataloaders.start_epoch(share.loader, run.state.progress.current_epoch)
+            dataloaders.start_epoch(share.loader, run.state.current_epoch)
             if limit:
                 for index, batch in enumerate(share.loader):
                     self._evaluate_batch(batch, index, number)
@@ -146,19 +145,11 @@ class EvaluationLoop:
         return self._by_dataloader(reported)
 
     def _look_up(self) -> None:
-        """Look up what every batch needs. Raises UserError if the step lacks an argument."""
+        """Look up what every batch needs."""
         run = self.run
         self.step = run.strategy.step_function(run.model, self.step_name)
         self.step_end = getattr(run.module, f"{self.step_name}_end", None)
-        method = getattr(run.module, self.step_name)
-        self.takes_index = takes_index(method)
-        parameters = inspect.signature(method).parameters
-        takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
-        if self.several and len(parameters) == 2 and not takes_any:
-            raise UserError(
-                f"there are {len(self.shares)} dataloaders, but {self.step_name} takes "
-                f"(batch, batch_idx): add a third argument, dataloader_idx."
-            )
+        self.takes_index = takes_index(getattr(run.module, self.step_name))
 
     def _evaluate_batch(self, batch: Any, index: int, number: int) -> None:
         """Evaluate batch `index` of this rank's share of the dataloader `number`."""
@@ -182,8 +173,7 @@ class EvaluationLoop:
         if self.keeps_outputs:
             share.outputs.append(to_cpu(output))
         if self.stage != "predict" and run.state.stage != "sanity_check":
-            if self.results.any_fresh:
-                run.state.metrics.update(self.results.step_metrics(exchange=False))
+            run.state.metrics.update(self.results.step_metrics(exchange=False))
             if self.results.last:
                 reported = self.results.last_step_metrics()
                 run.log.send(reported, batch=share.seen_batches)

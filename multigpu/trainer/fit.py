@@ -35,14 +35,13 @@ class FitLoop:
                          the same order
     states_after_skip    random states to set once a resumed epoch has skipped its first
                          batches
-    exchanges            whether the ranks exchange every step's values; see results.py
     """
 
     def __init__(self, run: Run, data: FitData):
         self.run = run
         self.data = data
         self.results = run.log.results
-        self.progress = run.state.progress
+        self.state = run.state
         self.automatic = run.module.automatic_optimization
         self.step: Step | None = None
         self.index = -1
@@ -53,7 +52,6 @@ class FitLoop:
         self.epoch_done = False
         self.epoch_start_states: dict[str, Any] | None = None
         self.states_after_skip: dict[str, Any] | None = None
-        self.exchanges = True
 
     # ---- epochs ----------------------------------------------------------------------------
 
@@ -65,12 +63,14 @@ class FitLoop:
             return
         reason = reason_to_stop(run.settings, run.state)
         if not reason:
-            if self.data.validates and run.settings.validates_in(self.progress.current_epoch):
+            if self.data.validates and run.settings.validates_in(self.state.current_epoch):
                 self.data.load_validation()
             run.hooks.call("on_train_start")
             self._prepare()
-            while not (reason := self._agree_to_stop()):
+            self._agree()
+            while not (reason := reason_to_stop(run.settings, run.state)):
                 self.train_epoch()
+                self._agree()
             run.hooks.call("on_train_end")
         if reason:
             run.report(f"`Trainer.fit` stopped: {reason}.")
@@ -84,7 +84,7 @@ class FitLoop:
     def train_epoch(self) -> None:
         run = self.run
         run.log.results = self.results
-        epoch = self.progress.current_epoch
+        epoch = self.state.current_epoch
         dataloaders.start_epoch(self.data.loader, epoch)
         self.epoch_done = False
         run.hooks.call("on_train_epoch_start")
@@ -157,7 +157,7 @@ class FitLoop:
             self.step_schedulers("epoch", plateau=True)
         run.log.send(reported, offset=-1)  # an epoch's values are those of its last step
         self.results.reset()
-        self.progress.current_epoch += 1
+        self.state.current_epoch += 1
         self.epoch_done = False
 
     def _prepare(self) -> None:
@@ -166,8 +166,6 @@ class FitLoop:
         run.hooks.refresh()
         self.step = Step(run)
         self.epoch_outputs = epoch_outputs.collect(run.module, "training_epoch_end")
-        # All ranks exchange values at a batch's end if any rank has a hook that can read them.
-        self.reads_steps = self._any_rank(int(run.hooks.exists("on_train_batch_end")))
 
     # ---- a batch ---------------------------------------------------------------------------
 
@@ -205,11 +203,11 @@ class FitLoop:
         results = self.results
         metrics = run.state.metrics
         every = run.settings.log_every_n_steps
-        logs = steps and bool(every) and (self.progress.batches_that_stepped + 1) % every == 0
-        if self.reads_steps:
-            metrics.update(results.step_metrics(self.together and self.exchanges))
-        run.hooks.call("on_train_batch_end", outputs, batch, index)
-        metrics.update(results.step_metrics(self.together and (self.exchanges or logs)))
+        logs = steps and bool(every) and (self.state.batches_that_stepped + 1) % every == 0
+        metrics.update(results.step_metrics(self.together))
+        if run.hooks.exists("on_train_batch_end"):
+            run.hooks.call("on_train_batch_end", outputs, batch, index)
+            metrics.update(results.step_metrics(self.together))
         if logs or (run.settings.fast_dev_run and steps):
             # Also values of earlier batches: a name that is logged only in some batches would
             # otherwise be lost.
@@ -236,15 +234,13 @@ class FitLoop:
             self.data.validation.evaluate()
         if steps:
             self.step_schedulers("step", plateau=True)
-            self.progress.batches_that_stepped += 1
+            self.state.batches_that_stepped += 1
         self.todo = ""
         return validates
 
     def _validation_is_due(self) -> bool:
         run = self.run
-        if not self.data.validates or not run.settings.validates_in(
-            self.progress.current_epoch
-        ):
+        if not self.data.validates or not run.settings.validates_in(self.state.current_epoch):
             return False
         batches = self.data.batches_between_validations
         if self.together:
@@ -274,7 +270,7 @@ class FitLoop:
         for config in run.schedulers:
             if config.reduce_on_plateau != plateau or config.interval != interval:
                 continue
-            count = (self.index if interval == "step" else self.progress.current_epoch) + 1
+            count = (self.index if interval == "step" else self.state.current_epoch) + 1
             if count % config.frequency:
                 continue
             metric = None
@@ -288,21 +284,10 @@ class FitLoop:
     # ---- the end ---------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Agree on should_stop: the others would wait for a rank that stops alone."""
+        """Set should_stop on all ranks if it is set on one: the others would wait for it."""
         state = self.run.state
-        flags = [int(state.should_stop), int(self.results.sync_steps)]
-        stop, exchange = self.run.strategy.all_reduce_max(flags)
+        (stop,) = self.run.strategy.all_reduce_max([int(state.should_stop)])
         state.should_stop = bool(stop)
-        self.exchanges = bool(exchange)
-
-    def _any_rank(self, flag: int) -> bool:
-        return bool(self.run.strategy.all_reduce_max([flag])[0])
-
-    def _agree_to_stop(self) -> str:
-        """Set should_stop on all ranks if a hook has set it on one; return reason_to_stop."""
-        state = self.run.state
-        state.should_stop = self._any_rank(int(state.should_stop))
-        return reason_to_stop(self.run.settings, state)
 
     def _is_done_within_epoch(self) -> bool:
         settings = self.run.settings
@@ -329,23 +314,22 @@ def reason_to_stop(settings: Settings, state: State) -> str:
     if steps_are_made(settings, state):
         return f"`max_steps={settings.max_steps}` reached"
     limited = settings.max_epochs not in (None, -1)
-    if limited and state.progress.current_epoch >= settings.max_epochs:
+    if limited and state.current_epoch >= settings.max_epochs:
         return f"`max_epochs={settings.max_epochs}` reached"
     return "`trainer.should_stop` was set" if may_stop(settings, state) else ""
 
 
 def steps_are_made(settings: Settings, state: State) -> bool:
     """Whether max_steps is reached; a manual training_step can make several steps."""
-    return settings.max_steps != -1 and state.progress.global_step >= settings.max_steps
+    return settings.max_steps != -1 and state.global_step >= settings.max_steps
 
 
 def may_stop(settings: Settings, state: State) -> bool:
     """Whether should_stop is set, and min_epochs and min_steps are reached."""
-    progress = state.progress
     return (
         state.should_stop
-        and progress.current_epoch >= (settings.min_epochs or 0)
-        and progress.global_step >= (settings.min_steps or 0)
+        and state.current_epoch >= (settings.min_epochs or 0)
+        and state.global_step >= (settings.min_steps or 0)
     )
 
 

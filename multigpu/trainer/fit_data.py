@@ -44,16 +44,9 @@ class FitData:
         self._same("whether there are validation dataloaders", has_loader)
         limited = run.settings.limit_val_batches == 0
         self.validates = has_step and has_loader and not limited
-        if has_step and not has_loader and not limited:
-            run.state.warn_once(
-                "the module has a validation_step, but there are no validation dataloaders: "
-                "nothing is validated."
-            )
-        if has_loader and not has_step:
-            run.state.warn_once(
-                "there are validation dataloaders, but the module has no validation_step: "
-                "nothing is validated."
-            )
+        if has_step != has_loader and not limited:
+            missing = "validation dataloader" if has_step else "validation_step"
+            run.state.warn_once(f"there is no {missing}: nothing is validated.")
 
     def load_training(self) -> None:
         """Make the training dataloader, unless it is there."""

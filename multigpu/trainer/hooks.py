@@ -32,9 +32,6 @@ class DataHooks:
     def teardown(self, stage: str) -> None:
         """Called on every rank after a run."""
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Called on a data module before the Trainer raises `exception`."""
-
     def train_dataloader(self) -> Any:
         raise NotImplementedError(NO_DATALOADER)
 

@@ -77,14 +77,14 @@ class Log:
         """
         if not metrics.logged or not self.loggers:
             return
-        progress = self.state.progress
+        state = self.state
         values = {name: float(value) for name, value in metrics.logged.items()}
         if batch is not None:
             step = batch
         elif "step" in values:
             step = int(values.pop("step"))
         else:
-            step = progress.batches_that_stepped + offset
-            values.setdefault("epoch", progress.current_epoch)
+            step = state.batches_that_stepped + offset
+            values.setdefault("epoch", state.current_epoch)
         for logger in self.loggers:
             logger.log_metrics(metrics=dict(values), step=step)

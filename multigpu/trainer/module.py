@@ -16,6 +16,7 @@ from multigpu.trainer import checkpoint_io
 from multigpu.trainer.hooks import ModuleHooks
 from multigpu.trainer.hyperparameters import HyperparametersMixin, make_from_hyperparameters
 from multigpu.trainer.refused import refuse_arguments, refused_method
+from multigpu.trainer.results import Asked
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -89,7 +90,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
         The default in a training batch is to report the value of each step. Elsewhere, the
         default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
-        all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
+        all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks,
+        and all ranks must log it in the same steps.
 
         Without a Trainer it only warns, so that steps can be called in tests. Raises
         UserError in a module that is a part of the module that is trained. enable_graph has
@@ -101,38 +103,25 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         if context is None:
             self._log_outside(name)
             return
-        context.results.log(
-            context.hook,
-            context.micro_batch,
-            name,
-            value,
-            prog_bar=prog_bar,
-            logger=logger,
-            on_step=on_step,
-            on_epoch=on_epoch,
-            reduce_fx=reduce_fx,
-            sync_dist=sync_dist,
-            add_dataloader_idx=add_dataloader_idx,
-            batch_size=context.batch_size if batch_size is None else batch_size,
+        asked = Asked(
+            prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, add_dataloader_idx
         )
+        context.results.log(context, name, value, asked, batch_size)
 
     def _log_outside(self, name: str) -> None:
         """Warn that the value is lost: nothing trains this module.
 
         Raises UserError, as Lightning does, if it is a part of the module that is trained.
         """
-        if self._trainer is not None and self._trainer.lightning_module is not None:
-            outer = type(self._trainer.lightning_module).__name__
+        what = f"self.log({name!r}) in {type(self).__name__}"
+        outer = self._trainer and self._trainer.lightning_module
+        if outer is not None:
             raise UserError(
-                f"self.log({name!r}) in {type(self).__name__}, which is a part of {outer}: "
-                f"return the value to {outer}, and log it there."
+                f"{what}, which is a part of {type(outer).__name__}: return the value to that "
+                f"module, and log it there."
             )
         if is_rank_zero():
-            warnings.warn(
-                f"self.log({name!r}) in {type(self).__name__}: no Trainer runs it, so the "
-                f"value is lost.",
-                stacklevel=3,
-            )
+            warnings.warn(f"{what}: no Trainer runs it, so the value is lost.", stacklevel=3)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""

@@ -21,6 +21,9 @@ REFUSED = {
     "max_time": "set trainer.should_stop in a Callback",
     "profiler": PROFILER,
     "plugins": "give strategy and precision instead",
+    "benchmark": "set torch.backends.cudnn.benchmark",
+    "detect_anomaly": "run fit within torch.autograd.detect_anomaly()",
+    "sync_batchnorm": "call torch.nn.SyncBatchNorm.convert_sync_batchnorm on the model",
     "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
     "reload_dataloaders_every_n_epochs": "change the data in a sampler's set_epoch",
     "model_registry": "it belongs to Lightning's own platform",
@@ -56,6 +59,9 @@ REFUSED = {
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
     "Timer": "set trainer.should_stop in a Callback",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
+    # functions
+    "rank_zero_info": "print in a function with @rank_zero_only",
+    "rank_zero_warn": "call warnings.warn in a function with @rank_zero_only",
     # profilers
     "PyTorchProfiler": PROFILER,
     "SimpleProfiler": PROFILER,
@@ -64,6 +70,8 @@ REFUSED = {
     "log_rank_zero_only": "leave it out",
     "log_momentum": "log it in a Callback",
     "log_weight_decay": "log it in a Callback",
+    "stopping_threshold": "set trainer.should_stop in a Callback",
+    "divergence_threshold": "set trainer.should_stop in a Callback",
     "save_on_exception": "give ModelCheckpoint(every_n_train_steps=…)",
     "train_time_interval": CHECKPOINTS,
     # arguments of self.log
@@ -73,6 +81,7 @@ REFUSED = {
     # loggers and their arguments
     "default_hp_metric": "leave it out",
     "log_graph": "call logger.experiment.add_graph(model, inputs)",
+    "prefix": "log the values under longer names",
     "sub_dir": "give the folder in save_dir",
     "CometLogger": LOGGERS,
     "MLFlowLogger": LOGGERS,
@@ -84,8 +93,17 @@ REFUSED = {
     # optimizers
     "toggle_model": "call self.toggle_optimizer and self.untoggle_optimizer",
     "closure": "take an optimizer that needs the gradients of one backward",
-    # methods of the module
+    # methods of the module, of callbacks and of data modules
     "configure_callbacks": "give the callbacks to the Trainer",
+    "configure_sharded_model": "write configure_model",
+    "on_batch_end": "write on_train_batch_end",
+    "on_batch_start": "write on_train_batch_start",
+    "on_epoch_end": "write on_train_epoch_end, or on_validation_epoch_end",
+    "on_epoch_start": "write on_train_epoch_start, or on_validation_epoch_start",
+    "on_exception": "write it in a Callback",
+    "on_keyboard_interrupt": "write on_exception",
+    "on_pretrain_routine_end": "write on_fit_start",
+    "on_pretrain_routine_start": "write on_fit_start",
     "on_train_batch_start that returns -1": "give limit_train_batches, or set should_stop",
     "to_onnx": "call torch.onnx.export(model, (inputs,), path)",
     "to_torchscript": "call torch.export.export(model, (inputs,))",

@@ -1,14 +1,8 @@
 """Collects the values of `self.log` without waiting for the GPU, and reduces them over ranks.
 
-Ranks can log different names, so they exchange names and values together, in one collective.
-Every rank calls it at the same points, so no rank waits forever. These points are the end of
-each epoch and the steps whose values go to the loggers.
-
-Once any rank has logged a step's value with sync_dist, the ranks exchange values in every
-step, because any callback can read them. The all-reduce at the end of each batch makes this
-known to all ranks, and a run's first batch always exchanges. There is one exception: if the
-run's first sync_dist value is logged after the first batch, in a step whose values do not go
-to the loggers, callbacks read this rank's value in this step. The next step reduces it.
+Ranks can log different names, so they exchange names and values together, in one collective:
+at an epoch's end, and after each step in which a value was logged with sync_dist. All ranks
+must therefore log such values in the same steps, as in Lightning, else they wait for ever.
 """
 
 import functools
@@ -17,12 +11,15 @@ import numbers
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import count_rows
+
+if TYPE_CHECKING:
+    from multigpu.trainer.log import LogContext
 
 # How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -45,6 +42,18 @@ OUTSIDE_BATCH = frozenset(
     [f"on_{loop}_{when}" for loop in LOOPS for when in ("start", "epoch_start", "epoch_end")]
     + [f"{loop}_epoch_end" for loop in ("training", "validation", "test")]
 )
+
+
+class Asked(NamedTuple):
+    """The arguments of LightningModule.log that say what becomes of the values."""
+
+    prog_bar: bool = False
+    logger: bool | None = None
+    on_step: bool | None = None
+    on_epoch: bool | None = None
+    reduce_fx: Any = "mean"
+    sync_dist: bool = False
+    add_dataloader_idx: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +81,11 @@ class Entry:
     """A logged name on this rank: its last value, and its total in this epoch."""
 
     how: How
-    arguments: tuple  # of self.log; later calls must give the same
+    asked: Asked  # later calls must ask for the same
     value: Any = None
     total: Any = None
     weight: float = 0.0
-    fresh: bool = False  # logged in this batch
-    waiting: bool = False  # logged since the ranks last exchanged values
+    fresh: bool = False  # logged in this batch, and not yet among its step_metrics
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
 
 
@@ -123,8 +131,6 @@ class Results:
                 of a batch; else None
     last        each name's newest step value in this epoch, as reported; the loggers get all
                 of them, also those that were not logged in the last batch
-    any_fresh   whether anything was logged in this batch
-    sync_steps  whether this rank ever logged a step's value with sync_dist
     """
 
     def __init__(self, gather: Callable[[Any], list], ranks: int, training: bool):
@@ -137,8 +143,6 @@ class Results:
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
         self.last: dict[tuple, tuple[How, Any]] = {}
-        self.any_fresh = False
-        self.sync_steps = False
 
     def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         self.batch = batch
@@ -146,41 +150,27 @@ class Results:
         if self.dataloader_idx != dataloader_idx:
             self.dataloader_idx = dataloader_idx
             self.last.clear()
-        if self.any_fresh:
-            self.any_fresh = False
-            for entry in self.entries.values():
-                entry.fresh = False
 
     def log(
         self,
-        hook: str,
-        micro_batch: Any,
+        context: "LogContext",
         name: str,
         value: Any,
-        *,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        sync_dist: bool = False,
-        add_dataloader_idx: bool = True,
+        asked: Asked,
         batch_size: int | None = None,
     ) -> None:
-        """Record a value for LightningModule.log, whose arguments the keywords are.
-
-        hook, micro_batch   see LogContext
+        """Record a value for LightningModule.log.
 
         Raises UserError if the value is not one number, if the reduction is unknown, or if
         values are not collected in this hook.
         """
-        key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
-        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+        hook, micro_batch = context.hook, context.micro_batch
+        key = (hook, name, self.dataloader_idx if asked.add_dataloader_idx else None)
         with LOCK:
             entry = self.entries.get(key)
             if entry is None:
-                entry = self._add(key, arguments)
-            elif entry.arguments != arguments:
+                entry = self._add(key, asked)
+            elif entry.asked != asked:
                 raise UserError(
                     f"self.log({name!r}) was called with other arguments earlier in {hook}: "
                     f"give the value another name."
@@ -193,15 +183,13 @@ class Results:
             how = entry.how
             logged_before = entry.fresh
             entry.fresh = True
-            entry.waiting = True
-            self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
                 entry.value = value
                 return
             value = _one_number(name, value)
             entry.value = value
-            rows = batch_size
+            rows = context.batch_size if batch_size is None else batch_size
             if self.device is not None:
                 value = value.to(self.device)
                 rows = self._rows(how, hook, micro_batch) if rows is None else rows
@@ -221,42 +209,33 @@ class Results:
             else:
                 entry.total = REDUCTIONS[how.reduce](entry.total, value)
 
-    def _add(self, key: tuple, arguments: tuple) -> Entry:
-        hook, name, dataloader_idx = key
-        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist = arguments
+    def _add(self, key: tuple, asked: Asked) -> Entry:
+        hook, name, _ = key
         check_hook_logs(hook, name)
         by_step = self.training and hook not in OUTSIDE_BATCH
-        on_step = by_step if on_step is None else on_step
-        on_epoch = not by_step if on_epoch is None else on_epoch
-        reduce = getattr(reduce_fx, "__name__", str(reduce_fx)).lower().replace("avg", "mean")
-        if reduce not in REDUCTIONS:
+        reduce = getattr(asked.reduce_fx, "__name__", str(asked.reduce_fx)).lower()
+        how = How(
+            name,
+            prog_bar=asked.prog_bar,
+            logger=asked.logger is not False,
+            on_step=by_step if asked.on_step is None else asked.on_step,
+            on_epoch=not by_step if asked.on_epoch is None else asked.on_epoch,
+            reduce=reduce.replace("avg", "mean"),
+            sync=asked.sync_dist,
+            dataloader_idx=self.dataloader_idx,
+            names_loader=asked.add_dataloader_idx and self.dataloader_idx is not None,
+        )
+        if how.reduce not in REDUCTIONS:
             raise UserError(
-                f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of "
+                f"self.log({name!r}, reduce_fx={asked.reduce_fx!r}): expected one of "
                 f"{', '.join(REDUCTIONS)}."
             )
-        if not on_step and not on_epoch:
-            raise UserError(
-                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of "
-                f"them to True."
-            )
-        if on_step and hook in OUTSIDE_BATCH:
+        if how.on_step and hook in OUTSIDE_BATCH:
             raise UserError(
                 f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
                 f"on_step out."
             )
-        how = How(
-            name,
-            prog_bar,
-            logger is not False,
-            on_step,
-            on_epoch,
-            reduce,
-            sync_dist,
-            self.dataloader_idx,
-            dataloader_idx is not None,
-        )
-        entry = self.entries[key] = Entry(how, arguments)
-        self.sync_steps |= on_step and sync_dist
+        entry = self.entries[key] = Entry(how, asked)
         return entry
 
     def _rows(self, how: How, hook: str, micro_batch: Any) -> int:
@@ -282,26 +261,24 @@ class Results:
         return 1 if rows is None else rows
 
     def step_metrics(self, exchange: bool) -> Metrics:
-        """Return the step values of this batch.
+        """Return the step values that were logged in this batch since the last call.
 
-        exchange   reduce sync_dist values over the ranks; must be the same on all ranks
+        exchange   reduce sync_dist values over the ranks
         """
-        exchange = exchange and self.ranks > 1
         logged: dict[tuple, tuple[How, Any]] = {}
         for key, entry in self.entries.items():
-            due = entry.fresh or (exchange and entry.how.sync and entry.waiting)
-            value = _value_of_batch(entry.value)
-            if entry.how.on_step and due and value is not None:
-                logged[key] = (entry.how, value)
-        if exchange:
-            own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
+            if entry.fresh:
+                entry.fresh = False
+                value = _value_of_batch(entry.value)
+                if entry.how.on_step and value is not None:
+                    logged[key] = (entry.how, value)
+        own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
+        if own and exchange and self.ranks > 1:
             for key, of_ranks in _by_key(self.gather(own)).items():
                 how, _ = of_ranks[0]
                 total = _combine(how, [value for _, value in of_ranks])
                 mean = how.reduce == "mean"
                 logged[key] = (how, torch.tensor(total / len(of_ranks) if mean else total))
-            for entry in self.entries.values():
-                entry.waiting = False
         self.last.update(logged)
         return report(logged.values(), on_step=True, training=self.training)
 
@@ -336,28 +313,22 @@ class Results:
                 entry.value.reset()
         self.entries.clear()
         self.last.clear()
-        self.any_fresh = False
         self.batch = None
 
 
 def _one_number(name: str, value: Any) -> torch.Tensor:
     """Return the value as a tensor of shape (). Raises UserError if it is not one number."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise UserError(
-                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: "
-                f"expected one number."
-            )
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.detach().reshape(())
         if value.dtype in (torch.float32, torch.float64):
             return value.clone()  # the user can change it in place later
         return value.float()
-    if isinstance(value, (int, float, numbers.Real)):  # also NumPy's
+    if isinstance(value, numbers.Real):  # also NumPy's
         return torch.tensor(float(value))
-    raise UserError(
-        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
-        f"tensor with one."
-    )
+    what = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        what = f"a tensor of shape {tuple(value.shape)}"
+    raise UserError(f"self.log({name!r}) was given {what}: expected one number.")
 
 
 def _value_of_batch(value: Any) -> Any:

@@ -19,7 +19,6 @@ from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Results
 from multigpu.trainer.settings import Settings
 from multigpu.trainer.state import State
-from multigpu.trainer.transfer import BatchTransfer
 
 if TYPE_CHECKING:
     from multigpu.trainer.datamodule import LightningDataModule
@@ -27,6 +26,12 @@ if TYPE_CHECKING:
     from multigpu.trainer.fit import FitLoop
     from multigpu.trainer.step import LightningOptimizer
     from multigpu.trainer.trainer import Trainer
+
+TRANSFER_HOOKS = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
 
 
 @dataclass
@@ -61,7 +66,6 @@ class Run:
     log          what `self.log` records
     model        the strategy's wrapper of the module; its forward calls a step by name
     precision    how the run computes
-    transfer     moves a batch to this rank's device
     optimizers   the user's optimizers, and in `lightning_optimizers` what self.optimizers()
                  returns
     schedulers   the user's learning-rate schedulers, and when they step
@@ -82,17 +86,25 @@ class Run:
         self.print: Callable[..., None] = trainer.print
         self.callbacks = trainer.callbacks
         self.loggers = trainer.loggers
+        self.transfer_hooks = [
+            self._overridden(name) or getattr(module, name) for name in TRANSFER_HOOKS
+        ]
         results = self.new_results(training=self.state.fn == "fit")
         self.log = Log(module, self.state, results, self.loggers)
         self.hooks = Hooks(trainer, module, self.callbacks, self.log)
         self.model: nn.Module = module
         self.precision: Precision | None = None
-        self.transfer: BatchTransfer | None = None
         self.optimizers: list[Optimizer] = []
         self.lightning_optimizers: list[LightningOptimizer] = []
         self.schedulers: list[LRSchedulerConfig] = []
         self.fit_loop: FitLoop | None = None
         self.evaluation: EvaluationLoop | None = None
+
+    def transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """The batch on this rank's device, in the run's precision, through the hooks."""
+        before, move, after = self.transfer_hooks
+        batch = before(self.precision.convert_batch(batch), dataloader_idx)
+        return after(move(batch, self.strategy.device, dataloader_idx), dataloader_idx)
 
     def new_results(self, training: bool) -> Results:
         """An empty collection for what a loop logs."""
@@ -104,21 +116,21 @@ class Run:
 
     def has_loader(self, name: str) -> bool:
         """Whether there is a dataloader for `name`: "train", "val", "test" or "predict"."""
-        return self.given.get(name) is not None or self._loader_method(name) is not None
+        given = self.given.get(name) is not None
+        return given or self._overridden(f"{name}_dataloader") is not None
 
     def find_loader(self, name: str) -> Any:
         """The user's dataloader, else the data module's, else the module's, else None."""
         if self.given.get(name) is not None:
             return self.given[name]
-        method = self._loader_method(name)
+        method = self._overridden(f"{name}_dataloader")
         return method() if method is not None else None
 
-    def _loader_method(self, name: str) -> Callable[[], Any] | None:
-        """The data module's or the module's own method `name`_dataloader."""
-        method = f"{name}_dataloader"
+    def _overridden(self, name: str) -> Callable[..., Any] | None:
+        """The data module's method, if it is overridden there, or else the module's."""
         for source in (self.datamodule, self.module):
-            if is_overridden(method, source, DataHooks):
-                return getattr(source, method)
+            if is_overridden(name, source, DataHooks):
+                return getattr(source, name)
         return None
 
     def move_to_cpu(self) -> None:

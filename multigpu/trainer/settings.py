@@ -62,11 +62,8 @@ class Settings:
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
     deterministic: bool | str | None = None
-    benchmark: bool | None = None
     inference_mode: bool = True
     use_distributed_sampler: bool = True
-    detect_anomaly: bool = False
-    sync_batchnorm: bool = False
     default_root_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -104,11 +101,6 @@ class Settings:
                 )
         for name in (*LIMITS, "overfit_batches", "val_check_interval"):
             self._check_batches(name, getattr(self, name))
-        if self.gradient_clip_algorithm not in (None, "norm", "value"):
-            raise UserError(
-                f"gradient_clip_algorithm is {self.gradient_clip_algorithm!r}: expected "
-                f"'norm' or 'value'."
-            )
         if self.check_val_every_n_epoch is None and type(self.val_check_interval) is not int:
             raise UserError(
                 "check_val_every_n_epoch=None counts batches across epochs: "

@@ -4,7 +4,6 @@ import os
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parameter import is_lazy
 
 from multigpu.errors import UserError, pluralize
@@ -18,7 +17,6 @@ from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run, StepModule, Task
 from multigpu.trainer.step import LightningOptimizer, check_closure
-from multigpu.trainer.transfer import BatchTransfer
 
 
 def run_stage(run: Run, task: Task) -> Any:
@@ -36,8 +34,6 @@ def run_stage(run: Run, task: Task) -> Any:
         state.end(failed=True)
         for callback in run.callbacks:
             callback.on_exception(run.hooks.trainer, module, error)
-        if datamodule is not None:
-            datamodule.on_exception(error)
         for logger in run.loggers:
             logger.finalize("failed")
         run.log.outside()
@@ -69,10 +65,10 @@ def _set_up(run: Run, stage: str) -> None:
             f"precision 16-mixed uses loss scaling, which can skip a step; {strategy.name} "
             f"{algorithm} does not support that: give precision='bf16-mixed'."
         )
-    _configure_torch(run)
+    _make_deterministic(run.settings.deterministic)
     parts = [module] if run.datamodule is None else [run.datamodule, module]
     for part in (*parts, *run.callbacks):
-        check_model.warn_of_removed_hooks(part)
+        check_model.check_hooks(part)
     for logger in run.loggers:
         logger.is_global_zero = strategy.is_global_zero
         if strategy.world.size > 1:
@@ -92,27 +88,17 @@ def _set_up(run: Run, stage: str) -> None:
     for part in parts:
         drop_unpicklable(part)
     module.configure_model()
-    run.transfer = BatchTransfer(strategy.device, run.precision, run.datamodule, module)
-    if run.settings.sync_batchnorm and world.size > 1:
-        if strategy.device.type == "cpu":
-            raise UserError(
-                "sync_batchnorm=True needs torch's SyncBatchNorm, which does not support the "
-                "CPU: give accelerator='gpu' or 'vgpu'."
-            )
-        nn.SyncBatchNorm.convert_sync_batchnorm(module)
     run.precision.convert_module(module)
     strategy.place(module)
     run.model = StepModule(module)
 
 
-def _configure_torch(run: Run) -> None:
-    settings = run.settings
-    if settings.deterministic:
+def _make_deterministic(deterministic: bool | str | None) -> None:
+    """Let torch refuse operations that are not deterministic; with "warn", warn of them."""
+    if deterministic:
         # cuBLAS requires it for deterministic results.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=settings.deterministic == "warn")
-    if settings.benchmark is not None:
-        torch.backends.cudnn.benchmark = settings.benchmark
+        torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
 
 
 def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
@@ -131,14 +117,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
     module.zero_grad()
     if data.validates and run.settings.num_sanity_val_steps and not loaded:
         _sanity_check(run, data)
-    in_eval_mode = sum(not part.training for part in module.modules())
-    if in_eval_mode:
-        state.warn_once(
-            f"training starts with {pluralize(in_eval_mode, 'module')} in eval mode and keeps "
-            f"this mode: call model.train() to change it."
-        )
-    with torch.autograd.set_detect_anomaly(run.settings.detect_anomaly):
-        run.fit_loop.fit()
+    run.fit_loop.fit()
     run.hooks.call("on_fit_end")
 
 

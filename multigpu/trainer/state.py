@@ -9,20 +9,6 @@ from multigpu.trainer.results import Metrics
 
 
 @dataclass(slots=True)
-class Progress:
-    """Counters of the training. Checkpoints contain them, and spawned ranks return them.
-
-    current_epoch          completed epochs
-    global_step            optimizer steps
-    batches_that_stepped   batches that ended with an optimizer step: the loggers' x axis
-    """
-
-    current_epoch: int = 0
-    global_step: int = 0
-    batches_that_stepped: int = 0
-
-
-@dataclass(slots=True)
 class State:
     """The state of one Trainer. The names `fn`, `stage` and `finished` are Lightning's.
 
@@ -32,6 +18,9 @@ class State:
                    None between runs
     finished       whether the last run ended without an exception
     should_stop    True ends training after this batch; users and callbacks set it
+    current_epoch  completed epochs; during an epoch, this epoch's index from 0
+    global_step    optimizer steps
+    batches_that_stepped   batches that ended with an optimizer step: the loggers' x axis
     num_batches    this rank's batches by "train", "val", "test", "predict": an epoch's, or a
                    list for several dataloaders; infinity without a length
     loaders        the user's dataloaders by the same names; "train": this rank's shard
@@ -43,7 +32,9 @@ class State:
     stage: str | None = None
     finished: bool = False
     should_stop: bool = False
-    progress: Progress = field(default_factory=Progress)
+    current_epoch: int = 0
+    global_step: int = 0
+    batches_that_stepped: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     num_batches: dict[str, Any] = field(default_factory=dict)
     loaders: dict[str, Any] = field(default_factory=dict)
@@ -67,9 +58,8 @@ class State:
         return None, values | {"loaders": {}}
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless the same text was shown before, for this or another step."""
-        key = text.split(" in step")[0]
-        if key not in self.warned:
-            self.warned.add(key)
+        """Warn, unless the same text was shown before."""
+        if text not in self.warned:
+            self.warned.add(text)
             if is_rank_zero():
                 warnings.warn(text, stacklevel=2)

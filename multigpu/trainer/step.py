@@ -68,19 +68,14 @@ class Step:
         accumulated = run.settings.accumulate_grad_batches
         if optimizer is not None and index % accumulated == 0:
             run.hooks.call("on_before_zero_grad", optimizer)
-            epoch = run.state.progress.current_epoch
+            epoch = run.state.current_epoch
             run.module.optimizer_zero_grad(epoch, index, optimizer)
         if loss is None:
             return None
         if accumulated > 1:
             loss = loss / accumulated
-        if loss.requires_grad:
+        if loss.requires_grad or optimizer is not None:
             self.backward(loss)
-        elif optimizer is not None:
-            raise UserError(
-                "the loss does not depend on any trainable parameter: training_step returned "
-                "a tensor without a graph. Return the loss itself, not its detached value."
-            )
         return {**output, "loss": loss} if isinstance(output, dict) else loss
 
     # ---- the optimizer's step --------------------------------------------------------------
@@ -99,7 +94,7 @@ class Step:
         with run.strategy.optimizer_step_context(optimizer):
             returned = run.precision.step(optimizer, **keywords)
         if not self.automatic:
-            run.state.progress.global_step += 1
+            run.state.global_step += 1
         return returned
 
     def gradients_and_step(self, batch: Any, index: int) -> Any:
@@ -115,7 +110,7 @@ class Step:
                 return None
             for optimizer in run.optimizers:  # one at most
                 self.step_optimizer(optimizer)
-        run.state.progress.global_step += 1
+        run.state.global_step += 1
         return output
 
     def _through_optimizer_step(self, batch: Any, index: int) -> Any:
@@ -132,7 +127,7 @@ class Step:
             outputs.append(output)
             return output["loss"] if isinstance(output, dict) else output
 
-        epoch = run.state.progress.current_epoch
+        epoch = run.state.current_epoch
         run.module.optimizer_step(epoch, index, run.lightning_optimizers[0], closure)
         if not outputs:
             raise UserError(
@@ -155,38 +150,23 @@ class Step:
 
     def _check_loss(self, loss: Any, output: Any, index: int) -> None:
         """Raises UserError for what is no loss, and for None where other ranks would wait."""
-        name = "training_step" if self.step_end is None else "training_step_end"
-        if isinstance(loss, torch.Tensor):
-            if loss.numel() != 1:
-                raise UserError(
-                    f"{name} returned a loss of shape {tuple(loss.shape)}: expected one "
-                    f"number. Take its mean."
-                )
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             return
-        if loss is not None:
-            raise UserError(
-                f"{name} returned {type(loss).__name__}: expected the loss (a tensor), or a "
-                f"dict with 'loss'."
-            )
         run = self.run
-        progress = run.state.progress
-        why = ""
-        if isinstance(output, dict):
-            why = "A dict needs the key 'loss'"
-        elif run.strategy.world.size > 1:
-            why = (
-                "Returning None skips a batch only in a run on one device: with several "
-                "ranks, the others would wait for this rank's gradients"
-            )
-        if why:
-            what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
-            raise UserError(
-                f"training_step returned {what} in step {progress.global_step} (batch {index} "
-                f"of epoch {progress.current_epoch}): return the loss. {why}."
-            )
-        run.state.warn_once(
-            f"training_step returned nothing in step {progress.global_step}: the batch is "
-            f"skipped."
+        alone = run.strategy.world.size == 1
+        if output is None and alone:
+            run.state.warn_once("training_step returned nothing: the batch is skipped.")
+            return
+        what = type(output).__name__
+        if isinstance(loss, torch.Tensor):
+            what = f"a loss of shape {tuple(loss.shape)}"
+        elif isinstance(output, dict):
+            what = f"a dict with {sorted(map(str, output))}"
+        waits = "" if alone else "; nothing would make the other ranks wait for its gradients"
+        raise UserError(
+            f"{'training_step' if self.step_end is None else 'training_step_end'} returned "
+            f"{what} in batch {index} of epoch {run.state.current_epoch}: return the "
+            f"loss, a tensor with one number, or a dict with 'loss'{waits}."
         )
 
 

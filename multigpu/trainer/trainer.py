@@ -72,11 +72,11 @@ class Trainer(Settings):
         )
         super().__init__(**settings | translated)
         self.loggers = self._loggers(logger)
-        self.callbacks = self._callbacks(
-            callbacks,
-            checkpointing=enable_checkpointing,
-            progress_bar=enable_progress_bar,
-        )
+        checkpoints_wanted = enable_checkpointing is not False and not self.fast_dev_run
+        defaults: list[type[Callback]] = [ModelCheckpoint] if checkpoints_wanted else []
+        if enable_progress_bar is not False:
+            defaults.append(TQDMProgressBar)
+        self.callbacks = self._callbacks(callbacks, defaults)
         self.state = State()
         self.run: Run | None = None  # the last run in this process
         self.lightning_module: LightningModule | None = None
@@ -95,29 +95,17 @@ class Trainer(Settings):
             return [default(self.default_root_dir)]
         return list(logger) if isinstance(logger, Iterable) else [logger]
 
-    def _callbacks(self, given: Any, **enabled: bool | None) -> list[Callback]:
-        """The user's callbacks, and the default ones that are not turned off.
+    def _callbacks(self, given: Any, defaults: list[type[Callback]]) -> list[Callback]:
+        """The user's callbacks, and one of each default kind of which there is none.
 
-        Raises UserError if arguments contradict each other, or if two callbacks have the same
-        state_key.
+        Raises UserError if two callbacks have the same state_key.
         """
         if isinstance(given, (list, tuple)):
             callbacks = list(given)
         else:
             callbacks = [] if given is None else [given]
-        defaults = {
-            "checkpointing": ModelCheckpoint,
-            "progress_bar": TQDMProgressBar,
-        }
-        for name, kind in defaults.items():
-            has = any(isinstance(callback, kind) for callback in callbacks)
-            if has and enabled[name] is False:
-                raise UserError(
-                    f"enable_{name}=False, but callbacks has a {kind.__name__}: leave one of "
-                    f"them out."
-                )
-            trial = self.fast_dev_run and name == "checkpointing"
-            if not has and enabled[name] is not False and not trial:
+        for kind in defaults:
+            if not any(isinstance(callback, kind) for callback in callbacks):
                 callbacks.append(kind())
         stateful = [cb for cb in callbacks if is_overridden("state_dict", cb, Callback)]
         keys = [callback.state_key for callback in stateful]
@@ -294,10 +282,10 @@ class Trainer(Settings):
     optimizers = property(lambda self: self.run.optimizers if self.run else [])
     lr_scheduler_configs = property(lambda self: self.run.schedulers if self.run else [])
     # Completed epochs; during an epoch, this epoch's index from 0.
-    current_epoch = property(attrgetter("state.progress.current_epoch"))
-    global_step = property(attrgetter("state.progress.global_step"))  # optimizer steps
+    current_epoch = property(attrgetter("state.current_epoch"))
+    global_step = property(attrgetter("state.global_step"))  # optimizer steps
     # The number of batches that ended with an optimizer step: the loggers' x axis.
-    _logged_step = property(attrgetter("state.progress.batches_that_stepped"))
+    _logged_step = property(attrgetter("state.batches_that_stepped"))
     # Logged values by name. It is the same dict during a run: callbacks can add values.
     callback_metrics = property(attrgetter("state.metrics.callback"))
     logged_metrics = property(attrgetter("state.metrics.logged"))
@@ -337,10 +325,13 @@ class Trainer(Settings):
             )
         return self._loop.estimated_steps()
 
+    # Lightning's `trainer.fit_loop.max_epochs = 20`: limits and counters are the Trainer's.
+    fit_loop = property(lambda self: self)
+
     @property
-    def fit_loop(self) -> "FitLoopNames":
-        """Limits and counters of training: Lightning's `trainer.fit_loop.max_epochs = 20`."""
-        return FitLoopNames(self)
+    def batch_idx(self) -> int:
+        """The index of the running batch in its epoch; -1 before the first."""
+        return self._loop.batches_done - 1 if self._loop else -1
 
     @property
     def model(self) -> nn.Module | None:
@@ -384,25 +375,6 @@ class Trainer(Settings):
 
     def _first(self, kind: type[Callback]) -> Any:
         return next((cb for cb in self.callbacks if isinstance(cb, kind)), None)
-
-
-class FitLoopNames:
-    """Lightning's `trainer.fit_loop`: the batch's index, and the Trainer's attributes."""
-
-    def __init__(self, trainer: Trainer):
-        self.__dict__["_trainer"] = trainer
-
-    @property
-    def batch_idx(self) -> int:
-        """The index of the running batch in its epoch; -1 before the first."""
-        loop = self._trainer._loop
-        return loop.batches_done - 1 if loop else -1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trainer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._trainer, name, value)
 
 
 def _run_on_rank(trainer: Trainer, task: Task) -> Any:

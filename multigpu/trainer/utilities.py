@@ -1,9 +1,8 @@
 """Functions that people import from lightning.pytorch.utilities."""
 
-import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
@@ -13,9 +12,7 @@ from multigpu.trainer.refused import refused_names
 __all__ = [
     "AttributeDict",
     "MisconfigurationException",
-    "rank_zero_info",
     "rank_zero_only",
-    "rank_zero_warn",
 ]
 
 # What this library raises where Lightning raises a MisconfigurationException.
@@ -35,15 +32,3 @@ def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
         return function(*args, **kwargs) if is_rank_zero() else None
 
     return on_rank_zero
-
-
-@rank_zero_only
-def rank_zero_info(*args: Any, **kwargs: Any) -> None:
-    """Print on rank 0 only."""
-    print(*args, **kwargs)
-
-
-@rank_zero_only
-def rank_zero_warn(message: str, stacklevel: int = 3, category: type = UserWarning) -> None:
-    """Warn on rank 0 only."""
-    warnings.warn(message, category, stacklevel=stacklevel)

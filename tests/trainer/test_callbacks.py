@@ -33,14 +33,12 @@ STOPS = {
     "patience": ({"patience": 2}, (0.5, 0.4, 0.4, 0.45, 0.1, 0.0), {}),
     "min_delta": ({"patience": 2, "min_delta": 0.1}, (0.5, 0.45, 0.39, 0.35, 0.3, 0.1), {}),
     "not finite": ({}, (0.5, math.inf, 0.4), {}),
-    "threshold": ({"stopping_threshold": 0.3}, (0.5, 0.3, 0.2, 0.1), {}),
-    "divergence": ({"divergence_threshold": 1.0}, (0.5, 1.0, 1.1, 0.1), {}),
     "after validation": (
         {"patience": 1},
         (0.5, 0.6, 0.6, 0.6),
         {"val_check_interval": 0.5, "max_epochs": 2},
     ),
-    "fast_dev_run": ({"stopping_threshold": 9.0}, (0.5, 0.4), {"fast_dev_run": True}),
+    "fast_dev_run": ({"patience": 0}, (0.5, 0.4), {"fast_dev_run": True}),
     "sanity": (
         {"patience": 1},
         (0.1, 0.5, 0.4, 0.3),

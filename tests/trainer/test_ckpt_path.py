@@ -1,4 +1,4 @@
-"""ckpt_path="last", trainer.ckpt_path, and what cannot be resumed."""
+"""ckpt_path="last", and trainer.ckpt_path."""
 
 import lightnings
 import pytest
@@ -6,7 +6,6 @@ from trainer_user import trainer
 from user_methods import user
 
 import multigpu.trainer as ours
-from multigpu.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -51,11 +50,3 @@ def test_ckpt_path_is_what_the_last_run_loaded(tmp_path, stage):
         seen.append(run.ckpt_path == run.checkpoint_callback.best_model_path)
         paths.append(seen)
     assert paths[0] == paths[1] == [None, None, True, True]
-
-
-def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path):
-    run = checkpointing(ours, tmp_path, max_epochs=4)
-    run.fit(user(ours)())
-    path = run.checkpoint_callback.best_model_path
-    with pytest.raises(UserError, match="max_epochs is 1"):
-        checkpointing(ours, tmp_path, max_epochs=1).fit(user(ours)(), ckpt_path=path)

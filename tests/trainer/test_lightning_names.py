@@ -27,9 +27,10 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
     assert lightning - this - set(REFUSED) - set(RENAMED) == set()
 
 
-@pytest.mark.parametrize("name", ["max_time", "progress_bar_refresh_rate"])
+@pytest.mark.parametrize("name", ["max_time", "sync_batchnorm", "weights_summary"])
 def test_a_refused_argument_names_the_replacement(name):
     names(lambda: L.Trainer(**{name: True}), name, sentence(name))
+    L.Trainer(accelerator="cpu", **{name: None})  # which asks for nothing
 
 
 def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
@@ -82,6 +83,7 @@ def test_the_names_of_lightning_s_modules():
     [
         (L.callbacks, "BatchSizeFinder", "multigpu.memory_held"),
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
+        (L.utilities, "rank_zero_info", "@rank_zero_only"),
         (L, "Fabric", "connect, setup and close"),
         (L.strategies, "FSDPStrategy", "pipeline"),
     ],

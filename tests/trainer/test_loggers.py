@@ -81,9 +81,7 @@ def test_loggers_can_be_pickled(tmp_path):
         assert pickle.loads(pickle.dumps(logger)).log_dir == logger.log_dir
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"name": None}, {"version": "mine"}, {"prefix": "p"}]
-)
+@pytest.mark.parametrize("arguments", [{}, {"name": None}, {"version": "mine"}])
 @pytest.mark.parametrize("every", [1, 3])
 def test_csv_files_are_lightnings(lightning, tmp_path, arguments, every):
     for folder, cls in (("a", lightning.loggers.CSVLogger), ("b", CSVLogger)):
@@ -91,6 +89,12 @@ def test_csv_files_are_lightnings(lightning, tmp_path, arguments, every):
         for _ in range(2):
             log(cls(tmp_path / folder, flush_logs_every_n_steps=every, **arguments))
     assert files(tmp_path / "a") == files(tmp_path / "b") != {}
+
+
+@pytest.mark.parametrize("cls", [CSVLogger, TensorBoardLogger])
+def test_a_prefix_is_refused(tmp_path, cls):
+    with pytest.raises(UserError, match=f"prefix in {cls.__name__}"):
+        cls(tmp_path, prefix="p")
 
 
 def test_a_run_that_logs_nothing_leaves_no_folder(tmp_path):

@@ -37,23 +37,6 @@ class Plateau(Net):
         ]
 
 
-class Late(Plateau):
-    """Rank 1 asks for sync_dist, from the second step on, and rank 0 logs nothing: nobody
-    waits for ever.
-    """
-
-    def training_step(self, batch, batch_idx):
-        loss = F.mse_loss(self.layer(batch[0]), batch[1])
-        if self.global_rank == 1 and batch_idx:
-            self.log("train_loss", loss, sync_dist=True)
-        return loss
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.seen.append(float(self.trainer.callback_metrics.get("train_loss", 0.0)))
-
-    configure_optimizers = Net.configure_optimizers
-
-
 def log_differently(folder, rank):
     def step(net, batch, batch_idx):
         net.log("both", 1.0 + rank, on_step=True, on_epoch=True, sync_dist=True)
@@ -76,9 +59,6 @@ def logs(folder: str) -> dict:
         found[f"rate, sync_dist={sync}"] = trainer.optimizers[0].param_groups[0]["lr"]
         found[f"weight, sync_dist={sync}"] = model.layer.weight.detach()
         found[f"seen, sync_dist={sync}"] = model.seen
-    model = Late(True)
-    trained(model, batches(80), strategy="ddp", log_every_n_steps=5)
-    found["seen late"] = model.seen
     return found
 
 
@@ -100,15 +80,6 @@ def test_with_sync_dist_each_steps_value_is_all_ranks(two):
     assert len(first["seen, sync_dist=True"]) == 10
     assert first["seen, sync_dist=True"] == second["seen, sync_dist=True"]
     assert first["seen, sync_dist=False"] != second["seen, sync_dist=False"]
-
-
-def test_ranks_agree_to_exchange_though_one_alone_asks_for_it(two):
-    first, second = two
-    assert (
-        first["seen late"][:2] == [0.0, 0.0]
-        and first["seen late"][2:] == second["seen late"][2:]
-    )
-    assert len(set(first["seen late"][2:])) == 8
 
 
 def test_ranks_may_log_different_names(two):

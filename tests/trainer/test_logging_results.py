@@ -2,7 +2,10 @@
 
 import torch
 
-from multigpu.trainer.results import Results
+from multigpu.trainer.log import LogContext
+from multigpu.trainer.results import Asked, Results
+
+STEP = LogContext(None, "training_step")
 
 
 class Metric:
@@ -21,7 +24,7 @@ def test_a_metric_object_is_asked_once_and_reset():
     metric = Metric()
     results = Results(lambda thing: [thing], ranks=1, training=True)
     results.start_batch(torch.ones(2))
-    results.log("training_step", None, "m", metric, on_epoch=True)
+    results.log(STEP, "m", metric, Asked(on_epoch=True))
     assert float(results.step_metrics(exchange=False).logged["m_step"]) == 3
     assert float(results.epoch_metrics().logged["m_epoch"]) == 8
     results.reset()
@@ -39,7 +42,7 @@ def test_infinities_of_two_ranks_make_no_number():
         return [mine, {key: (how, -total, *weight)}]
 
     results = Results(gather, ranks=2, training=True)
-    settings = {"on_step": True, "on_epoch": True, "sync_dist": True, "batch_size": 1}
-    results.log("training_step", None, "loss", float("inf"), **settings)
+    asked = Asked(on_step=True, on_epoch=True, sync_dist=True)
+    results.log(STEP, "loss", float("inf"), asked, batch_size=1)
     assert results.step_metrics(exchange=True).logged["loss_step"].isnan()
     assert results.epoch_metrics().logged["loss_epoch"].isnan()

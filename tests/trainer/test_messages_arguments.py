@@ -11,8 +11,6 @@ import multigpu.trainer as L
 from multigpu.strategies import PipelineStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-BAR = L.callbacks.TQDMProgressBar()
-SAVER = L.callbacks.ModelCheckpoint()
 # case → (the Trainer's arguments, what the error names)
 ARGUMENTS = {
     "strategy ddpp": ({"strategy": "ddpp"}, "'ddp' or 'ddp2'"),
@@ -24,11 +22,8 @@ ARGUMENTS = {
     "max_epochs": ({"max_epochs": -2}, "max_epochs is -2"),
     "accumulate": ({"accumulate_grad_batches": 0}, "accumulate_grad_batches is 0"),
     "a fraction": ({"limit_train_batches": 1.5}, "limit_train_batches is 1.5"),
-    "clip by": ({"gradient_clip_algorithm": "max"}, "gradient_clip_algorithm is 'max'"),
     "over epochs": ({"check_val_every_n_epoch": None}, "give val_check_interval"),
     "misspelt": ({"max_epoch": 3}, "'max_epochs' or 'min_epochs'"),
-    "no bar": ({"enable_progress_bar": False, "callbacks": [BAR]}, "enable_progress_bar"),
-    "no saver": ({"enable_checkpointing": False, "callbacks": [SAVER]}, "ModelCheckpoint"),
 }
 
 

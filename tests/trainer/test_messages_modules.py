@@ -55,14 +55,12 @@ MODULES = {
     "reduce_fx": (lambda: logging(reduce_fx="median"), "reduce_fx='median'"),
     "a refused argument": (lambda: logging(sync_dist_group=object()), "sync_dist_group"),
     "two numbers": (lambda: logging(value=Pair(), on_step=False, on_epoch=True), "tuple"),
-    "no value": (lambda: logging(on_step=False, on_epoch=False), "on_epoch=False"),
     "a step at an epoch's end": (
         lambda: changed(on_train_epoch_end=lambda self: self.log("a", 1, on_step=True)),
         "on_train_epoch_end",
     ),
     "losses": (lambda: stepping(lambda self, batch: self.layer(batch)), "shape (2, 1)"),
-    "no graph": (lambda: stepping(lambda *_: torch.tensor(1.0)), "without a graph"),
-    "no loss": (lambda: stepping(lambda *_: {"los": 1}), "step 0 (batch 0 of epoch 0)"),
+    "no loss": (lambda: stepping(lambda *_: {"los": 1}), "['los'] in batch 0 of epoch 0"),
     "-1": (lambda: changed(on_train_batch_start=lambda *_: -1), "returns -1"),
     "no metric": (
         lambda: with_optimizer(torch.optim.lr_scheduler.ReduceLROnPlateau),
@@ -92,16 +90,10 @@ class Bare(L.LightningModule):
     def training_step(self, batch, batch_idx): ...
 
 
-NAIVE = {"validation_step": lambda self, batch, batch_idx: None}
 # case → (a call, what the error names)
 MISSING = {
     "training_step": (lambda run: run.fit(L.LightningModule()), "no training_step"),
     "validation_step": (lambda run: run.validate(Bare()), "no validation_step"),
-    "predict_step": (lambda run: run.predict(Bare(), [1]), "no predict_step and no forward"),
-    "dataloader_idx": (
-        lambda run: run.validate(changed(**NAIVE), [DataLoader(Rows(2))] * 2),
-        "dataloader_idx",
-    ),
     "a model": (lambda run: run.predict(), "no model"),
     "data": (lambda run: run.fit(Net()), "no training data"),
     "data to validate": (lambda run: run.validate(Net()), "val_dataloader"),
@@ -128,6 +120,10 @@ FITS = {
         },
         "no length",
     ),
+    "clip by": (
+        {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"},
+        "expected 'norm' or 'value'",
+    ),
     "precision": ({"precision": "17"}, "precision is '17'"),
 }
 
@@ -144,7 +140,7 @@ def test_clipping_is_the_modules_in_manual_optimization(tmp_path):
 
 
 def test_nothing_to_validate_with_is_said():
-    with pytest.warns(UserWarning, match="no validation dataloaders"):
+    with pytest.warns(UserWarning, match="no validation dataloader: nothing"):
         cpu().fit(make_net(), DataLoader(rows(8), 2))
 
 

@@ -6,7 +6,6 @@ Its hooks are called as the Trainer calls them.
 import contextlib
 import io
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,9 +24,6 @@ def run_epoch(bar, trainer, batches=4):
     for i in range(batches):
         trainer.global_step += 1
         bar.on_train_batch_end(trainer, None, None, None, i)
-    bar.on_validation_start(trainer, None)
-    bar.on_validation_batch_end(trainer, None, None, None, 0)
-    bar.on_validation_end(trainer, None)
     bar.on_train_epoch_end(trainer, None)
 
 
@@ -73,28 +69,6 @@ def test_a_terminal_gets_a_bar():
     assert printed_by(bar, "b") == "b\n", "the bar is closed"
 
 
-@pytest.mark.parametrize(
-    ("stage", "description"),
-    [("validate", "Validation"), ("test", "Testing"), ("predict", "Predicting")],
-)
-def test_the_other_loops_have_bars_too(stage, description):
-    terminal = Terminal()
-    bar = TQDMProgressBar()
-    trainer = fake(
-        state=SimpleNamespace(
-            fn=stage, num_batches={"val": [3], "test": [2, 1], "predict": [3]}
-        ),
-    )
-    hook = {"validate": "validation"}.get(stage, stage)
-    with contextlib.redirect_stdout(terminal):
-        getattr(bar, f"on_{hook}_start")(trainer, None)
-        for i in range(3):
-            getattr(bar, f"on_{hook}_batch_end")(trainer, None, None, None, i)
-        getattr(bar, f"on_{hook}_end")(trainer, None)
-    assert f"{description}: 100%" in terminal.getvalue()
-    assert "3/3" in terminal.getvalue()
-
-
 @pytest.mark.parametrize(("refresh_rate", "apart"), [(1, 10), (25, 25)])
 def test_the_bar_is_drawn_ten_times_a_second_at_most(refresh_rate, apart):
     """The clock goes on by 0.01 s with each batch."""
@@ -107,7 +81,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(refresh_rate, apart):
             return {}
 
     bar = Recorded(refresh_rate)
-    trainer = fake(state=SimpleNamespace(fn="fit", num_batches={"train": 1000}))
+    trainer = fake(num_training_batches=1000)
     with contextlib.redirect_stdout(Terminal()):
         bar.on_train_epoch_start(trainer, None)
         start = bar._bar.start_t
@@ -124,7 +98,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(refresh_rate, apart):
 def test_an_endless_epoch_has_a_bar_without_a_total_and_an_exception_closes_it():
     terminal = Terminal()
     bar = TQDMProgressBar()
-    trainer = fake(state=SimpleNamespace(fn="fit", num_batches={"train": float("inf")}))
+    trainer = fake(num_training_batches=float("inf"))
     with contextlib.redirect_stdout(terminal):
         run_epoch(bar, trainer)
         bar.on_exception(trainer, None, RuntimeError())

@@ -44,7 +44,7 @@ def test_a_run_by_shapes_alone_leaves_the_model_where_it_is(request):
     control.start(1, compute=False)
     model = make_net()
     model.training_step = lambda batch, batch_idx: F.cross_entropy(model(batch[0]), batch[1])
-    cpu(accelerator="vgpu", devices=1, detect_anomaly=False).fit(model, DataLoader(rows(8), 4))
+    cpu(accelerator="vgpu", devices=1).fit(model, DataLoader(rows(8), 4))
     assert next(model.parameters()).device.type == "vgpu"
 
 

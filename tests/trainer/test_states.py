@@ -57,26 +57,6 @@ def test_an_exception_interrupts(tmp_path):
         assert run.state.fn == "fit" and not run.state.finished
 
 
-def test_the_data_module_hears_of_an_exception(tmp_path):
-    class Data(ours.LightningDataModule):
-        heard = ()
-
-        def train_dataloader(self):
-            return DataLoader(plain_net.rows(), 4)
-
-        def on_exception(self, exception):
-            self.heard = (*self.heard, type(exception))
-
-    class Fails(plain_net.Net):
-        def training_step(self, batch, batch_idx):
-            raise KeyError("x")
-
-    data = Data()
-    with pytest.raises(KeyError):
-        plain_net.trainer(tmp_path).fit(Fails(), data)
-    assert data.heard == (KeyError,)
-
-
 def test_the_model_is_in_evaluation_mode_while_it_validates(tmp_path):
     class Looks(plain_net.Net):
         seen = ()

@@ -115,14 +115,3 @@ def test_the_loss_scaler_is_refused_where_it_would_break_an_algorithm(tmp_path):
         ("bytegrad", True),
     ):
         assert BaguaStrategy(name).supports_loss_scaling == takes
-
-
-def test_sync_batchnorm_on_the_cpu_is_refused(tmp_path, monkeypatch):
-    from numbered_rows import Net, trainer
-
-    from multigpu.launch.world import World
-
-    run = trainer(tmp_path, sync_batchnorm=True)
-    monkeypatch.setattr(run.strategy, "world", World(0, 2))
-    with pytest.raises(UserError, match=r"sync_batchnorm=True.*CPU.*accelerator="):
-        run.fit(Net(), torch.utils.data.DataLoader(X[:, :1], 2))

@@ -24,8 +24,7 @@ class EarlyStopping(Callback):
 
     The metric is checked after every validation or, with `check_on_train_epoch_end`, at the
     end of every training epoch. By default it is checked at the end of the epoch if validation
-    runs once per epoch. Training stops at once if the metric is better than
-    `stopping_threshold`, worse than `divergence_threshold` or, with `check_finite`, not
+    runs once per epoch. With `check_finite`, training stops at once if the metric is not
     finite. If one rank decides to stop, all ranks stop.
 
     Raises UserError for an unknown mode and, with `strict`, for a metric that is not logged.
@@ -42,8 +41,6 @@ class EarlyStopping(Callback):
         mode: str = "min",
         strict: bool = True,
         check_finite: bool = True,
-        stopping_threshold: float | None = None,
-        divergence_threshold: float | None = None,
         check_on_train_epoch_end: bool | None = None,
         **refused: Any,
     ):
@@ -55,8 +52,6 @@ class EarlyStopping(Callback):
         self.verbose = verbose
         self.strict = strict
         self.check_finite = check_finite
-        self.stopping_threshold = stopping_threshold
-        self.divergence_threshold = divergence_threshold
         self._check_on_train_epoch_end = check_on_train_epoch_end
         self.best_score = torch.tensor(WORST[mode])
         self.wait_count = 0
@@ -110,16 +105,9 @@ class EarlyStopping(Callback):
 
     def _reason_to_stop(self, current: Tensor) -> str:
         """Why training stops; "" if it goes on. Updates best_score and wait_count."""
-        is_better = IS_BETTER[self.mode]
-        stopping = self.stopping_threshold
-        divergence = self.divergence_threshold
         if self.check_finite and not torch.isfinite(current):
             return "not finite"
-        if stopping is not None and is_better(current, stopping):
-            return f"better than stopping_threshold {stopping}"
-        if divergence is not None and is_better(-current, -divergence):
-            return f"worse than divergence_threshold {divergence}"
-        if is_better(current - self.min_delta, self.best_score):
+        if IS_BETTER[self.mode](current - self.min_delta, self.best_score):
             self.best_score = current
             self.wait_count = 0
             return ""

@@ -66,29 +66,24 @@ class LearningRateMonitor(Callback):
 def _named(trainer: Any) -> list[tuple[Optimizer, list[str], str | None]]:
     """Each optimizer, its groups' names and its scheduler's interval.
 
-    Optimizers with a scheduler come first.
+    Optimizers with a scheduler come first; each scheduler has a row.
     """
-    optimizers = [
-        (config.scheduler.optimizer, config.name, config.interval)
-        for config in trainer.lr_scheduler_configs
-    ]
-    scheduled = {id(optimizer) for optimizer, _, _ in optimizers}
-    for optimizer in trainer.optimizers:
-        if id(optimizer) not in scheduled:
-            optimizers.append((optimizer, None, None))
+    rows = [(each.scheduler.optimizer, each) for each in trainer.lr_scheduler_configs]
+    scheduled = {id(optimizer) for optimizer, _ in rows}
+    rows += [(each, None) for each in trainer.optimizers if id(each) not in scheduled]
     named = []
     count: Counter[type] = Counter()
-    for optimizer, given_name, interval in optimizers:
+    for optimizer, config in rows:
         kind = type(optimizer)
-        if given_name is None:
+        name = config.name if config else None
+        if name is None:
+            number = f"-{count[kind]}" if count[kind] else ""
+            name = f"lr-{kind.__name__}{number}"
             count[kind] += 1
-        name = given_name or f"lr-{kind.__name__}"
-        if count[kind] > 1:
-            name = f"{name}-{count[kind] - 1}"
         groups = optimizer.param_groups
         names = [name]
         if len(groups) > 1:
             own = (group.get("name", f"pg{n}") for n, group in enumerate(groups, start=1))
             names = [f"{name}/{each}" for each in own]
-        named.append((optimizer, names, interval))
+        named.append((optimizer, names, config.interval if config else None))
     return named

@@ -135,7 +135,9 @@ class ModelCheckpoint(Callback):
     # ---- hooks: when to save --------------------------------------------------------------
 
     def setup(self, trainer, pl_module, stage):
-        self.dirpath = trainer.strategy.broadcast(self.dirpath or _default_folder(trainer))
+        self.dirpath = trainer.strategy.broadcast(
+            self.dirpath or os.path.join(trainer.log_dir, "checkpoints")
+        )
 
     def on_train_start(self, trainer, pl_module):
         self._has_validated = False
@@ -180,7 +182,7 @@ class ModelCheckpoint(Callback):
 
     def last_checkpoints(self, trainer: Any) -> set[str]:
         """The files that are named as last checkpoints, of this run and of earlier ones."""
-        folder = Path(self.dirpath or _default_folder(trainer))
+        folder = Path(self.dirpath or os.path.join(trainer.log_dir, "checkpoints"))
         pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
         return {self.last_model_path, *map(str, folder.glob(pattern))}
 
@@ -336,15 +338,3 @@ class ModelCheckpoint(Callback):
         kept = {os.path.abspath(other) for other in (newer, trainer.ckpt_path) if other}
         if str(old) not in kept and Path(os.path.abspath(self.dirpath)) in old.parents:
             old.unlink(missing_ok=True)
-
-
-def _default_folder(trainer: Any) -> str:
-    """The folder for checkpoints if the user gave none: in the first logger's folder."""
-    if not trainer.loggers:
-        return os.path.join(trainer.default_root_dir, "checkpoints")
-    logger = trainer.loggers[0]
-    version = logger.version
-    if not isinstance(version, str):
-        version = f"version_{version}"
-    root = logger.save_dir or trainer.default_root_dir
-    return os.path.join(root, str(logger.name), version, "checkpoints")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TQDMProgressBar(Callback):
-    """Draw one tqdm bar per epoch, validation, test and prediction, on rank 0.
+    """Draw one tqdm bar per training epoch, on rank 0.
 
     If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
     instead. The bar is drawn every `refresh_rate` batches (0: never), but at most ten times
@@ -54,10 +54,11 @@ class TQDMProgressBar(Callback):
     # ---- training -------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer, pl_module):
-        self._open(trainer, f"Epoch {trainer.current_epoch}", "train")
+        self._open(trainer)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self._count_batch(trainer, pl_module)
+        if self._bar is not None and self._bar.update():  # it has drawn the bar
+            self._show_metrics(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer, pl_module):
         if self._bar is not None:
@@ -74,34 +75,9 @@ class TQDMProgressBar(Callback):
     def on_exception(self, trainer, pl_module, exception):
         self._close()
 
-    # ---- validation, test, prediction -------------------------------------------------------
-
-    def on_validation_start(self, trainer, pl_module):
-        if trainer.state.fn == "validate":  # during training the epoch's bar stays
-            self._open(trainer, "Validation", "val")
-
-    def on_test_start(self, trainer, pl_module):
-        self._open(trainer, "Testing", "test")
-
-    def on_predict_start(self, trainer, pl_module):
-        self._open(trainer, "Predicting", "predict")
-
-    def on_test_batch_end(
-        self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0
-    ):
-        if trainer.state.fn != "fit":
-            self._count_batch(trainer, pl_module)
-
-    def on_test_end(self, trainer, pl_module):
-        if trainer.state.fn != "fit":
-            self._close()
-
-    on_validation_batch_end = on_predict_batch_end = on_test_batch_end
-    on_validation_end = on_predict_end = on_test_end
-
     # ---- the bar ----------------------------------------------------------------------------
 
-    def _open(self, trainer: Trainer, description: str, name: str) -> None:
+    def _open(self, trainer: Trainer) -> None:
         if self._bar is not None:
             self._bar.leave = self._leave  # else the next bar takes its line
         self._close()
@@ -109,20 +85,15 @@ class TQDMProgressBar(Callback):
             return
         from tqdm import tqdm
 
-        batches = trainer.state.num_batches.get(name, 0)
-        total = sum(batches) if isinstance(batches, list) else batches
+        batches = trainer.num_training_batches
         self._bar = tqdm(
-            desc=description,
-            total=None if math.isinf(total) else int(total),
+            desc=f"Epoch {trainer.current_epoch}",
+            total=None if math.isinf(batches) else int(batches),
             dynamic_ncols=True,
             file=sys.stdout,
             miniters=self.refresh_rate,
             mininterval=0.1,  # seconds, because drawing takes longer than a small step
         )
-
-    def _count_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._bar is not None and self._bar.update():  # it has drawn the bar
-            self._show_metrics(trainer, pl_module)
 
     def _show_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)

@@ -9,6 +9,7 @@ from typing import Any
 
 from multigpu.files import atomic, report_full_disk
 from multigpu.trainer.loggers.logger import FolderLogger
+from multigpu.trainer.refused import refuse_arguments
 
 
 class CSVLogger(FolderLogger):
@@ -16,7 +17,7 @@ class CSVLogger(FolderLogger):
 
     The columns are sorted by name. Rows are written every `flush_logs_every_n_steps` steps and
     at the end. They are appended; if there is a new column, the file is written again.
-    `prefix` is put before every metric's name. `experiment` is the path of the file.
+    `experiment` is the path of the file.
     """
 
     def __init__(
@@ -24,10 +25,11 @@ class CSVLogger(FolderLogger):
         save_dir: str | os.PathLike,
         name: str | None = "lightning_logs",
         version: int | str | None = None,
-        prefix: str = "",
         flush_logs_every_n_steps: int = 100,
+        **refused: Any,
     ):
-        super().__init__(save_dir, name, version, prefix)
+        refuse_arguments("CSVLogger", refused)
+        super().__init__(save_dir, name, version)
         self._flush_logs_every_n_steps = flush_logs_every_n_steps
         self._rows: list[dict[str, Any]] = []  # not yet written
         self._columns: list[str] = []
@@ -47,7 +49,7 @@ class CSVLogger(FolderLogger):
         step = len(self._rows) if step is None else step
         # A tensor can change in place until the rows are written.
         numbers = {
-            self._prefix + name: value.item() if hasattr(value, "item") else value
+            name: value.item() if hasattr(value, "item") else value
             for name, value in metrics.items()
         }
         self._rows.append(numbers | {"step": step})

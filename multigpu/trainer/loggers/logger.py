@@ -80,13 +80,11 @@ class FolderLogger(Logger):
         save_dir: str | os.PathLike,
         name: str | None,
         version: int | str | None,
-        prefix: str,
     ):
         self.save_dir = os.fspath(save_dir)
         self.name = name or ""
         self.root_dir = os.path.join(self.save_dir, self.name)
         self._version = version
-        self._prefix = f"{prefix}-" if prefix else ""
         self._experiment: Any = None
 
     def __getstate__(self) -> dict[str, Any]:

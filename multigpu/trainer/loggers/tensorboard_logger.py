@@ -29,10 +29,9 @@ class TensorBoardLogger(FolderLogger):
         save_dir: str | os.PathLike,
         name: str | None = "lightning_logs",
         version: int | str | None = None,
-        prefix: str = "",
         **kwargs: Any,
     ):
-        super().__init__(save_dir, name, version, prefix)
+        super().__init__(save_dir, name, version)
         refused = {name: kwargs.pop(name) for name in REFUSED.keys() & kwargs.keys()}
         refuse_arguments("TensorBoardLogger", refused)
         self._kwargs = kwargs
@@ -50,7 +49,6 @@ class TensorBoardLogger(FolderLogger):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         for name, value in metrics.items():
-            name = f"{self._prefix}{name}"
             try:
                 self.experiment.add_scalar(name, float(value), step)
             except (TypeError, ValueError, RuntimeError):
