@@ -397,7 +397,7 @@ def guide(case: Case) -> tuple[str, str]:
     needed = ADAM_BYTES * weights
     if needed > memory:
         stages = math.ceil(needed / memory)
-        state = f"{weights / 1e9:.0f}e9 × 16 bytes = {needed / GIB:,.0f} GiB"
+        state = f"{weights / 1e9:.1f}e9 × 16 bytes = {needed / GIB:,.0f} GiB"
         if stages > case.gpus:
             return f"at least {stages} GPUs", f"{state}, more than {case.gpus} GPUs have"
         # Replicas of equal size use all GPUs.
@@ -405,8 +405,8 @@ def guide(case: Case) -> tuple[str, str]:
         # Both only divide the weights: which is faster depends on the network (lesson 06).
         several = case.gpus > stages
         other = f"replicas of {stages} stages" if several else f"03: {stages} stages"
-        shard = f"FSDP: {needed / case.gpus / GIB:,.1f} GiB on each GPU"
-        return f"06: FSDP, or {other}", f"{state}; {shard}"
+        shard = f"FSDP: {needed / case.gpus / GIB:,.1f} GiB and activations on each GPU"
+        return f"15: FSDP, or {other}", f"{state}; {shard}"
     held = whole.rows[0].memory
     if held > memory:
         most = per_gpu

@@ -67,13 +67,13 @@ LAYOUTS = {
         (1, 1024, 1, 1): 1,
         (1, 1, 1024, 1): 1,
         (1, 128, 8, 1): 1,
-        (1, 1, 512, 2): 2,
+        (1, 16, 64, 1): 1,
         (1, 64, 8, 2): 2,
+        (1, 16, 32, 2): 2,
         (1, 1, 128, 8): 8,
         (2, 64, 8, 1): 1,
         (8, 16, 8, 1): 1,
         (2, 1, 64, 8): 4,
-        (8, 1, 16, 8): 4,
     },
 }
 # Tensor parallelism inside the nodes, and with its ranks on eight nodes.
@@ -263,9 +263,16 @@ def stored() -> dict:
 
 
 def mfu(row: dict) -> list[float]:
-    """The two predictions as model FLOPs utilization, by LLM Foundry's formula."""
+    """The two predictions as model FLOPs utilization, by LLM Foundry's formula.
+
+    It counts each weight once, and MPT's head is its embedding: ours has one embedding more.
+    """
     tokens = row["batch"] * row["length"]
-    flops = 3 * tokens * (2 * WEIGHTS + 4 * LAYERS * HIDDEN * row["length"])
+    flops = (
+        3
+        * tokens
+        * (2 * (WEIGHTS - (WORDS + LENGTH) * HIDDEN) + 4 * LAYERS * HIDDEN * row["length"])
+    )
     return [flops / seconds / row["gpus"] / PEAK for seconds in row["seconds"]]
 
 
@@ -316,13 +323,17 @@ def choose(gpus: int, gib: float, per_node: int = 8) -> tuple[int, ...]:
     while needs((stages, 1, per_node // tensor, tensor)) > gib and tensor < per_node:
         tensor *= 2
         print(f"a sequence does not fit beside weights and gradients: tensor {tensor}")
-    if needs((stages, 1, shards, tensor)) > gib:
+    if needs((stages, 1, shards, tensor)) > gib and tensor < per_node:
         shards = per_node // tensor
         print(f"weights, gradients and AdamW's state do not fit: shards {shards}, in a node")
     while needs((stages, 1, shards, tensor)) > gib and stages < LAYERS:
         stages *= 2
         print(f"a node is too small: stages {stages}")
-    copies = gpus // (stages * shards * tensor)
+    copies, left = divmod(gpus, stages * shards * tensor)
+    if left or not copies or needs((stages, 1, shards, tensor)) > gib:
+        raise ValueError(
+            f"by this rule {gpus} GPUs have no layout: give more, or {8 * per_node}"
+        )
     print(f"all other GPUs: copies {copies}")
     return stages, copies, shards, tensor
 

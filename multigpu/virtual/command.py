@@ -20,6 +20,7 @@ from multigpu.errors import UserError, did_you_mean
 from multigpu.virtual import options as _options
 from multigpu.virtual import record
 from multigpu.virtual.options import JOINING, Options
+from multigpu.virtual.visible import VARIABLE as CUDA_VISIBLE_DEVICES
 
 SITE = Path(__file__).parents[1] / "site"
 # What this process passes on to the program.
@@ -179,6 +180,8 @@ def _rank(options: Options, rank: int, records: Path) -> dict[str, str]:
         "MASTER_PORT": 29500,
         "TORCHELASTIC_RUN_ID": "multigpu-virtual",
         JOINING: records / "joining",
+        # It is about this machine, and the rank is on another one.
+        CUDA_VISIBLE_DEVICES: ",".join(map(str, range(per_node))),
     }
     return {name: str(value) for name, value in variables.items()}
 

@@ -274,8 +274,9 @@ print(everyones == gathered == [own] * 64, sent == [own])
     assert "True True" in done.stdout, done.stdout
 
 
-def test_a_program_without_a_step(tmp_path):
-    done = virtual(tmp_path, "--world", 8, write(tmp_path, BEGIN + "torch.ones(1).cuda()\n"))
+def test_a_program_without_a_step_where_this_machines_gpus_are_hidden(tmp_path):
+    program = write(tmp_path, BEGIN + "torch.ones(1).cuda()\n")
+    done = virtual(tmp_path, "--world", 8, program, CUDA_VISIBLE_DEVICES="")
     assert "no step: no optimizer of torch.optim made a step." in done.stdout
 
 
