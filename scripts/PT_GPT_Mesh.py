@@ -145,7 +145,7 @@ def main():
         parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
     if args.heads % tensor or args.layers % stages:
         sizes = f"--heads {args.heads}, --layers {args.layers}"
-        parser.error(f"{sizes}: tensor {tensor} divides the heads, {stages} stages the layers")
+        parser.error(f"{sizes}: give multiples of tensor {tensor}, and of {stages} stages")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -114,8 +114,9 @@ def main(share=share):
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
     if args.hidden % args.heads:
         parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
-    if args.heads % ranks or 64 % ranks:
-        parser.error(f"{ranks} ranks cannot share {args.heads} heads and 64 tokens equally")
+    for number, what in ((args.heads, "heads"), (64, "tokens")):
+        if number % ranks:
+            parser.error(f"{ranks} ranks cannot share {number} {what} equally")
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -405,7 +405,7 @@ def guide(case: Case) -> tuple[str, str]:
         # Both only divide the weights: which is faster depends on the network (lesson 06).
         several = case.gpus > stages
         other = f"replicas of {stages} stages" if several else f"03: {stages} stages"
-        shard = f"FSDP: {needed / case.gpus / GIB:,.1f} GiB and activations on each GPU"
+        shard = f"FSDP: {needed / case.gpus / GIB:,.1f} GiB + activations"
         return f"15: FSDP, or {other}", f"{state}; {shard}"
     held = whole.rows[0].memory
     if held > memory:

@@ -80,7 +80,7 @@ MISTAKES = {
         ("--batch-size 30", "--batch-size a multiple of 4"),
         ("--batch-size 1440", "of at most 1437"),
         ("--micro-batches 0", "--micro-batches 0: give 1 or more"),
-        ("RANK=0 WORLD_SIZE=3 --mesh 1 1 1 3", "--heads 4, --layers 2: tensor 3 divides"),
+        ("RANK=0 WORLD_SIZE=3 --mesh 1 1 1 3", "give multiples of tensor 3"),
     ],
     "PT_Clinic": [
         ("--patient flu", "invalid choice: 'flu'"),
