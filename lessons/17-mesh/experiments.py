@@ -331,9 +331,7 @@ def choose(gpus: int, gib: float, per_node: int = 8) -> tuple[int, ...]:
         print(f"a node is too small: stages {stages}")
     copies, left = divmod(gpus, stages * shards * tensor)
     if left or not copies or needs((stages, 1, shards, tensor)) > gib:
-        raise ValueError(
-            f"the rule has no layout for {gpus} GPUs of {gib} GiB: give more"
-        )
+        raise ValueError(f"the rule has no layout for {gpus} GPUs of {gib} GiB: give more")
     print(f"all other GPUs: copies {copies}")
     return stages, copies, shards, tensor
 
