@@ -175,7 +175,8 @@ def main(args):
     except OSError as error:
         raise SystemExit(error) from None
     if checkpoint.get("settings") != settings:
-        raise SystemExit(f"{args.resume} has other settings: {checkpoint.get('settings')}.")
+        found = checkpoint.get("settings", "none, as it is no last.pt")
+        raise SystemExit(f"{args.resume} has other settings: {found}.")
     device = join(rank, ranks, local_rank)
     if rank == 0:
         print(f"{ranks} × {device.type}, {args.batch_size} images a step", flush=True)

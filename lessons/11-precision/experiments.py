@@ -167,12 +167,12 @@ def draw_scales(history: list[float]) -> "Figure":
 # ---- memory and time: one step, simulated ---------------------------------------------------
 
 
-def step(precision: str, gpu: str, batch: int) -> tuple[dict[str, float], float]:
+def step(precision: str, gpu: str, batch: int) -> tuple[dict[str, float], float, float]:
     """A training step of a CNN with 4,096 hidden units on a virtual GPU, with shapes only.
 
-    Returns the memory in MiB by use, between forward and backward, and the simulated seconds.
-    Autocast makes 16-bit copies of the weights, two bytes per parameter, and keeps them for
-    backward. They are counted apart from the activations.
+    Returns the memory in MiB by use, between forward and backward, the peak of the step in
+    MiB, and the simulated seconds. Autocast makes 16-bit copies of the weights, two bytes per
+    parameter, and keeps them for backward. They are counted apart from the activations.
     """
     with multigpu.gpus(1, gpu=gpu, shapes_only=True) as (device,):
         numbers = Precision(precision, device)
@@ -182,8 +182,8 @@ def step(precision: str, gpu: str, batch: int) -> tuple[dict[str, float], float]
         labels = torch.empty(batch, dtype=torch.long, device=device)
         for _ in range(3):
             began = multigpu.elapsed()
-            # Keep the gradients, as zeros: the bars then show their memory.
-            optimizer.zero_grad(set_to_none=False)
+            torch.cuda.reset_peak_memory_stats(device)
+            optimizer.zero_grad()
             with numbers.context():
                 loss = F.cross_entropy(model(images), labels)
             held = multigpu.memory_held(model, optimizer)[device]
@@ -191,30 +191,32 @@ def step(precision: str, gpu: str, batch: int) -> tuple[dict[str, float], float]
             loss.backward()
             optimizer.step()
         seconds = multigpu.elapsed() - began
+        peak = torch.cuda.max_memory_allocated(device) / MIB
 
         copies = 0
         if numbers.mixed:
             copies = 2 * sum(parameter.numel() for parameter in model.parameters())
     held["activations"] -= copies
     held = {**held, "16-bit copies": copies}
-    return {use: size / MIB for use, size in held.items()}, seconds
+    return {use: size / MIB for use, size in held.items()}, peak, seconds
 
 
-def memory(batches: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """The memory of `step` on an A100 in MiB by use, for each precision and batch.
+def memory(batches: tuple[int, ...]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """The memory of `step` on an A100 in MiB, for each precision and batch.
 
-    The keys are "32-true, 64" and so on.
+    Returns the memory by use between forward and backward, and the peak of the step. The keys
+    are "32-true, 64" and so on.
     """
-    bars = {}
+    bars, peaks = {}, {}
     for batch in batches:
         for precision in ("32-true", "bf16-mixed", "bf16-true"):
-            held, _ = step(precision, "A100-40GB", batch)
-            bars[f"{precision}, {batch:,}"] = held
-    return bars
+            name = f"{precision}, {batch:,}"
+            bars[name], peaks[name], _ = step(precision, "A100-40GB", batch)
+    return bars, peaks
 
 
 def draw_memory(bars: dict[str, dict[str, float]]) -> "Figure":
-    """Draw the result of `memory`. The title compares the precisions at the last batch."""
+    """Draw the bars of `memory`. The title compares the precisions at the last batch."""
     batch = list(bars)[-1].partition(", ")[2]
     exact, mixed = (bars[f"{name}, {batch}"] for name in ("32-true", "bf16-mixed"))
     share = mixed["activations"] / exact["activations"]
@@ -230,10 +232,10 @@ def speedups(gpu: str, batches: tuple[int, ...], products: str = "highest") -> l
     `products` is torch's float32_matmul_precision: with "high", 32-true's matrix products may
     run in TF32.
     """
-    mixed = [step("16-mixed", gpu, batch)[1] for batch in batches]
+    mixed = [step("16-mixed", gpu, batch)[2] for batch in batches]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(products)
-    exact = [step("32-true", gpu, batch)[1] for batch in batches]
+    exact = [step("32-true", gpu, batch)[2] for batch in batches]
     torch.set_float32_matmul_precision(before)
     return [slow / fast for slow, fast in zip(exact, mixed, strict=True)]
 

@@ -397,7 +397,7 @@ def guide(case: Case) -> tuple[str, str]:
     needed = ADAM_BYTES * weights
     if needed > memory:
         stages = math.ceil(needed / memory)
-        state = f"{weights / 1e9:.1f}e9 × 16 bytes = {needed / GIB:,.0f} GiB"
+        state = f"{weights / 1e9:.1f}e9 × 16 B = {needed / GIB:,.0f} GiB"
         if stages > case.gpus:
             return f"at least {stages} GPUs", f"{state}, more than {case.gpus} GPUs have"
         # Replicas of equal size use all GPUs.

@@ -74,6 +74,8 @@ class Report:
         `exit_code` is the program's. With `has_traffic` the report has the table of traffic.
         """
         if not any(record.summary.devices for record in self.records):
+            if exit_code:
+                return "The command failed before it used a virtual GPU."
             return "No process of this command used a virtual GPU."
         lines = [
             self.options.label(),

@@ -17,10 +17,11 @@ MOST = 4096
 def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     """For each row of the batch among the arguments of a forward, a number, float64.
 
-    The batch are the tensors with as many rows as the largest one. The number is the product
-    of the row with fixed random numbers: equal rows have equal numbers, whatever zeros follow.
-    What an attention_mask hides counts as zero, and positions 0, 1, 2, … are no data. None if
-    no argument is a tensor with rows, or if another module has computed one.
+    The batch is the largest tensor: under DDP, Lightning's module gets the labels, too, and
+    the model inside it does not. The number is the product of the row with fixed random
+    numbers: equal rows have equal numbers, whatever zeros follow. What an attention_mask hides
+    counts as zero, and positions 0, 1, 2, … are no data. None if no argument is a tensor with
+    rows, or if another module has computed one.
     """
     tensors = [
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
@@ -28,18 +29,13 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     mask = next((found for found in _masks((args, kwargs))), None)
     if not tensors or needs_grad(args, kwargs):
         return None
-    count = max(tensors, key=torch.Tensor.numel).shape[0]
-    batch = [tensor for tensor in tensors if tensor.shape[0] == count]
     # Tensors without numbers, of torch.func, or of other layouts have none.
     with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
-        # One row of positions for all rows would count in a batch of one row alone.
-        batch = [tensor for tensor in batch if not _are_positions(tensor)] or batch
-        if mask is not None:
-            batch = [
-                tensor * mask if tensor.shape == mask.shape else tensor for tensor in batch
-            ]
-        found = [_project(numbers(tensor)) for tensor in batch]
-        return sum(rows / (place + 1) for place, rows in enumerate(found))
+        data = [tensor for tensor in tensors if not _are_positions(tensor)] or tensors
+        batch = max(data, key=torch.Tensor.numel)
+        if mask is not None and batch.shape == mask.shape:
+            batch = batch * mask
+        return _project(numbers(batch))
     return None
 
 
