@@ -165,7 +165,7 @@ def main(args):
     if args.epochs < 1 or args.batch_size < 1 or args.batch_size % shares:
         raise SystemExit(f"--batch-size must be a multiple of {shares}, --epochs at least 1.")
     settings = {name: vars(args)[name] for name in ("batch_size", "lr", "amp", "seed")}
-    checkpoint = {"history": [], "settings": settings}
+    checkpoint = {"settings": settings, "history": []}
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()  # it is writable
@@ -174,8 +174,8 @@ def main(args):
             checkpoint = torch.load(args.resume, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SystemExit(error) from None
-    if checkpoint.get("settings") != settings:
-        found = checkpoint.get("settings", "none, as it is no last.pt")
+    found = checkpoint.get("settings", "none, as it is no last.pt")
+    if found != settings:
         raise SystemExit(f"{args.resume} has other settings: {found}.")
     device = join(rank, ranks, local_rank)
     if rank == 0:
@@ -193,7 +193,6 @@ def main(args):
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     for name in parts.keys() & checkpoint.keys():
         parts[name].load_state_dict(checkpoint[name])
-
     history = checkpoint["history"]
     for epoch in range(len(history), args.epochs):
         sampler.set_epoch(epoch)

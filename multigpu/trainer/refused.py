@@ -43,10 +43,15 @@ REFUSED = {
     "Tuner": "compare several learning rates or batch sizes yourself",
     "LightningCLI": "write the program with argparse or typer",
     # callbacks
+    "Checkpoint": "subclass Callback",
+    "EMAWeightAveraging": "use torch.optim.swa_utils in a Callback",
+    "SpikeDetection": "compare the losses in a Callback",
     "WeightAveraging": "use torch.optim.swa_utils in a Callback",
     "BasePredictionWriter": "write the outputs in on_predict_batch_end",
     "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in a Callback",
     "BackboneFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
+    "BaseFinetuning": "call requires_grad_ on the layers, and make a new Trainer after",
+    "OnExceptionCheckpoint": "give ModelCheckpoint(every_n_train_steps=…)",
     "LambdaCallback": "write a Callback with these methods",
     "BatchSizeFinder": "double batch_size until multigpu.memory_held() is near the capacity",
     "DeviceStatsMonitor": MEMORY,
@@ -60,6 +65,9 @@ REFUSED = {
     "Timer": "set trainer.should_stop in a Callback",
     "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
     # functions
+    "grad_norm": "call torch.nn.utils.get_total_norm on the gradients",
+    "measure_flops": "use torch.utils.flop_counter.FlopCounterMode",
+    "move_data_to_device": "call .to(self.device) on each tensor",
     "rank_zero_info": "print in a function with @rank_zero_only",
     "rank_zero_warn": "call warnings.warn in a function with @rank_zero_only",
     # profilers
@@ -84,6 +92,7 @@ REFUSED = {
     "prefix": "log the values under longer names",
     "sub_dir": "give the folder in save_dir",
     "CometLogger": LOGGERS,
+    "LitLogger": LOGGERS,
     "MLFlowLogger": LOGGERS,
     "NeptuneLogger": LOGGERS,
     "WandbLogger": LOGGERS,

@@ -1,5 +1,6 @@
 """Names that code for Lightning uses: each works, or an error names the alternative."""
 
+import importlib
 import inspect
 import sys
 from dataclasses import fields
@@ -25,6 +26,15 @@ def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
     this = set(inspect.signature(L.Trainer.__init__).parameters)
     this |= {field.name for field in fields(Settings)}
     assert lightning - this - set(REFUSED) - set(RENAMED) == set()
+
+
+@pytest.mark.parametrize("module", ["", ".callbacks", ".loggers"])
+def test_every_class_of_lightnings_is_here_or_has_an_alternative(module):
+    import lightnings
+
+    theirs = importlib.import_module(lightnings.package().pytorch.__name__ + module)
+    ours = importlib.import_module("multigpu.trainer" + module)
+    assert [name for name in theirs.__all__ if not hasattr(ours, name)] == []
 
 
 @pytest.mark.parametrize("name", ["max_time", "sync_batchnorm", "weights_summary"])
