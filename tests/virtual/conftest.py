@@ -1,4 +1,4 @@
-"""Fixtures of the tests of virtual GPUs that look like CUDA."""
+"""Virtual GPUs that look like CUDA; the fixture `two` has those that do not."""
 
 from collections.abc import Iterator
 

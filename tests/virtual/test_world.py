@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from typer.testing import CliRunner
 from virtual_runs import virtual, write
 
 from multigpu import GPUS, LINKS, NETWORKS
 from multigpu.cli import app
 from multigpu.errors import UserError
-from multigpu.virtual import command
+from multigpu.virtual import command, control
 from multigpu.virtual.sim.network import Network, collective_seconds, transfer_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
@@ -92,6 +94,9 @@ for step in range(3):
     optimizer.zero_grad()
 """
 )
+# torch 2.13 has new names for two collectives.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 NODES = ("--gpus-per-node", 8, "--between-nodes", "HDR200")
 
 
@@ -100,6 +105,31 @@ def report(folder, *words: object) -> tuple[str, dict]:
     done = virtual(folder, "--json", "numbers.json", *words)
     assert done.returncode == 0, done.stdout
     return done.stdout, json.loads((folder / "numbers.json").read_text())
+
+
+def test_numbers_are_as_if_every_rank_had_this_ranks():
+    with control.running(count=1) as [device]:
+        dist.init_process_group("vgpu_world", rank=2, world_size=6, store=dist.HashStore())
+        x = torch.arange(6.0, device=device)
+        dist.all_reduce(x)
+        assert x.tolist() == [0, 6, 12, 18, 24, 30]
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert x.tolist() == [0, 6, 12, 18, 24, 30]
+        whole, part = torch.empty(36, device=device), torch.empty(1, device=device)
+        all_gather_single(whole, x)
+        assert whole.view(6, 6).tolist() == [x.tolist()] * 6
+        reduce_scatter_single(part, x)
+        assert part.tolist() == [72]
+        received = torch.empty(6, device=device)
+        dist.all_to_all_single(received, x)
+        assert received.tolist() == [12] * 6
+        objects = [None] * 6
+        dist.all_gather_object(objects, {"rank": dist.get_rank()})
+        assert objects == [{"rank": 2}] * 6
+        dist.barrier()
+        assert control.elapsed() > 0
+        dist.destroy_process_group()
 
 
 def test_ddp_on_1024_gpus(tmp_path):
