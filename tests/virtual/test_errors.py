@@ -75,27 +75,16 @@ def test_tensors_of_two_devices(two, wrong):
         wrong(*two)
 
 
+ON_GPU = "(torch.vgpu.FloatTensor)"
+ON_HOST = "(torch.FloatTensor)"
+
+
 @pytest.mark.parametrize(
     ("images", "weight", "bias", "words"),
     [
-        (
-            "vgpu:0",
-            "cpu",
-            "cpu",
-            "(torch.vgpu.FloatTensor) and weight type (torch.FloatTensor)",
-        ),
-        (
-            "cpu",
-            "vgpu:0",
-            "vgpu:0",
-            "(torch.FloatTensor) and weight type (torch.vgpu.FloatTensor)",
-        ),
-        (
-            "vgpu:0",
-            "vgpu:0",
-            "cpu",
-            "(torch.vgpu.FloatTensor) and bias type (torch.FloatTensor)",
-        ),
+        ("vgpu:0", "cpu", "cpu", f"{ON_GPU} and weight type {ON_HOST}"),
+        ("cpu", "vgpu:0", "vgpu:0", f"{ON_HOST} and weight type {ON_GPU}"),
+        ("vgpu:0", "vgpu:0", "cpu", f"{ON_GPU} and bias type {ON_HOST}"),
     ],
 )
 def test_a_convolution_with_tensors_of_the_host(two, images, weight, bias, words):
