@@ -7,7 +7,6 @@ import torch
 from compare_devices import difference
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import comm
 
 from multigpu.models import CNN
 from multigpu.virtual import control
@@ -83,10 +82,3 @@ def test_an_error_in_a_replica_names_it(two):
         RuntimeError, match="module must have its parameters and buffers on device vgpu:0"
     ):
         model(torch.ones(4, 3))
-
-
-def test_broadcast(two):
-    x = torch.arange(6.0, device=two[0])
-    copies = comm.broadcast(x, [0, 1])
-    assert [copy.device for copy in copies] == two
-    assert copies[1].tolist() == x.tolist()

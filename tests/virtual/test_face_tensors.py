@@ -167,6 +167,7 @@ def test_files_have_cudas_devices(cuda):
         ({"cuda:1": "cuda:0"}, "cuda:0"),
         (lambda storage, location: storage, "cpu"),
         (lambda storage, location: storage.cuda(0), "cuda:0"),
+        (lambda storage, location: storage.cuda(), "cuda:0"),
     ):
         file.seek(0)
         loaded = torch.load(file, map_location=location)["weight"]
@@ -193,11 +194,11 @@ ERRORS = {
         lambda x: torch.ones(2, device="cuda:9"),
         "CUDA error: invalid device ordinal",
     ),
-    "a set_device": (lambda x: torch.cuda.set_device(7), "--gpus 8"),
-    "memory": (
-        lambda x: torch.empty(40 * 2**30, dtype=torch.uint8, device="cuda"),
-        "CUDA out of memory. Tried to allocate 40.00 GiB",
+    "no GPU for a storage": (
+        lambda x: torch.ones(2).untyped_storage().cuda(9),
+        "CUDA error: invalid device ordinal",
     ),
+    "a set_device": (lambda x: torch.cuda.set_device(7), "--gpus 8"),
     "numpy": (lambda x: x.numpy(), "can't convert cuda:0 device type tensor to numpy"),
     "generator": (
         lambda x: torch.rand(2, device="cuda", generator=torch.Generator()),

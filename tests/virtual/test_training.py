@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 import torch
-from compare_devices import difference, images, mlp, sequences, tokens, train
+from compare_devices import difference, images, mlp, sequences, train
 from torch import nn
 from torch.nn import functional as F
 
@@ -41,19 +41,6 @@ def test_every_optimizer(two, name):
     assert difference_with() <= 1e-6
     for implementation in {"foreach", "fused"} & set(inspect.signature(kind).parameters):
         assert difference_with(**{implementation: True}) == 0
-
-
-def test_sparse_adam(two):
-    torch.manual_seed(0)
-    on_cpu = nn.Embedding(20, 8, sparse=True)
-    on_device = copy.deepcopy(on_cpu).to(two[1])
-    for model, place in ((on_cpu, "cpu"), (on_device, two[1])):
-        update = torch.optim.SparseAdam(model.parameters(), lr=0.1)
-        for _ in range(3):
-            update.zero_grad()
-            model(tokens().to(place)).square().mean().backward()
-            update.step()
-    assert (on_cpu.weight - on_device.weight.cpu()).abs().max() == 0
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

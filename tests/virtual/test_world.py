@@ -211,19 +211,6 @@ def test_a_world_of_one_node_needs_no_network_between_nodes(tmp_path):
     assert said.stdout == plain.stdout
 
 
-@pytest.mark.long
-def test_ranks_of_one_torchrun_share_a_node(tmp_path):
-    """--gpus-per-node divides the GPUs of a machine; the second rank is not on another one."""
-    script = write(tmp_path, DDP)
-    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-    nodes = ("--gpus-per-node", 2, "--between-nodes", "Ethernet10")
-    seconds = [
-        report(tmp_path, "--gpus", 2, *more, "--steps", 2, *launcher, script)[1]["step"]
-        for more in ((), nodes)
-    ]
-    assert seconds[0] == seconds[1]
-
-
 def test_mp_spawn_starts_the_rank_that_runs(tmp_path):
     script = write(
         tmp_path,
