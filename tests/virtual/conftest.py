@@ -30,3 +30,14 @@ def cuda(looks_like_cuda: list) -> Iterator[list]:
 
     yield looks_like_cuda
     torch.cuda.set_device(0)
+
+
+@pytest.fixture
+def gpus() -> Iterator[list]:
+    """Two devices with figures that allow to compute times by hand: see compare_devices.py."""
+    from compare_devices import CABLE, ROUND
+
+    from multigpu.virtual import control
+
+    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
+        yield devices

@@ -3,27 +3,16 @@ run."""
 
 import pytest
 import torch
-from compare_devices import CABLE, ROUND, last
+from compare_devices import CABLE, last, seconds
 from torch import nn
 
 from multigpu import LINKS, Gpu
 from multigpu.virtual import control
 from multigpu.virtual.sim import machine
-from multigpu.virtual.sim.event import Event
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
 KIB = 2**10
-
-
-@pytest.fixture
-def round_gpus():
-    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
-        yield devices
-
-
-def seconds(event: Event) -> float:
-    return event.end - event.start
 
 
 @pytest.mark.parametrize(
@@ -66,8 +55,8 @@ def test_flops_of_a_convolution_and_its_derivatives():
         assert seconds(backward) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_host_continues_and_the_device_executes_in_order(round_gpus):
-    first, _ = round_gpus
+def test_the_host_continues_and_the_device_executes_in_order(gpus):
+    first, _ = gpus
     x = torch.zeros(250_000, device=first)
     start = control.elapsed()
     for _ in range(3):
@@ -83,9 +72,9 @@ def test_the_host_continues_and_the_device_executes_in_order(round_gpus):
     assert control.elapsed() == events[2].end
 
 
-def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
-    x = torch.zeros(250_000, device=round_gpus[0])
-    indices = torch.arange(3, device=round_gpus[0])
+def test_indices_do_not_make_the_host_wait_and_masks_do(gpus):
+    x = torch.zeros(250_000, device=gpus[0])
+    indices = torch.arange(3, device=gpus[0])
     mask = x > 0
     clock = machine.current().clock
     x.add_(1)
@@ -95,16 +84,16 @@ def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
     assert clock.main_thread.time > clock.busy_until(0) - 1e-3
 
 
-def test_views_take_no_time(round_gpus):
-    x = torch.zeros(4, 4, device=round_gpus[0])
+def test_views_take_no_time(gpus):
+    x = torch.zeros(4, 4, device=gpus[0])
     before = control.elapsed()
     views = [x.view(16), x.t(), x[1:], x.detach(), x.expand(2, 4, 4)]
     assert len(views) == 5
     assert control.elapsed() == before
 
 
-def test_transfers(round_gpus):
-    first, second = round_gpus
+def test_transfers(gpus):
+    first, second = gpus
     megabyte = torch.zeros(250_000)
     before = control.elapsed()
     x = megabyte.to(first)
@@ -130,10 +119,10 @@ def test_transfers(round_gpus):
     assert last("transfer").name == "vgpu:1 → host"
 
 
-def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus):
+def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(gpus):
     clock = machine.current().clock
     data = torch.zeros(250_000)
-    data.to(round_gpus[0], non_blocking=True)
+    data.to(gpus[0], non_blocking=True)
     # The host waits for a copy from pageable memory.
     assert clock.main_thread.time == clock.busy_until(0)
     pinned = data.pin_memory()
@@ -142,31 +131,31 @@ def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus)
     assert pinned[5:].is_pinned()
     assert not data.is_pinned()
     assert pinned.pin_memory() is pinned
-    pinned.to(round_gpus[0], non_blocking=True)
+    pinned.to(gpus[0], non_blocking=True)
     assert clock.main_thread.time == pytest.approx(before + LAUNCH_OVERHEAD)
     assert clock.busy_until(0) > clock.main_thread.time
     with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.vgpu\.FloatTensor'"):
-        data.to(round_gpus[0]).pin_memory()
+        data.to(gpus[0]).pin_memory()
 
 
-def test_events_have_the_phases_of_a_step(round_gpus):
-    model = nn.Linear(4, 4).to(round_gpus[0])
+def test_events_have_the_phases_of_a_step(gpus):
+    model = nn.Linear(4, 4).to(gpus[0])
     update = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.ones(2, 4, device=round_gpus[0])).sum().backward()
+    model(torch.ones(2, 4, device=gpus[0])).sum().backward()
     update.step()
     phases = [event.phase for event in control.timeline().events if event.kind == "compute"]
     assert set(phases) == {"forward", "backward", "update"}
     assert sorted(phases, key=["forward", "backward", "update"].index) == phases
 
 
-def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus):
+def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(gpus):
     """Two replicas' threads start at the main thread's time, and each pays for both threads.
 
     The main thread waits for the later one.
     """
     from threading import Thread
 
-    x = torch.zeros(10, device=round_gpus[0])
+    x = torch.zeros(10, device=gpus[0])
     clock = machine.current().clock
     start = control.elapsed()
     clock.num_replica_threads = 2
@@ -182,13 +171,13 @@ def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus
     assert clock.main_thread.time == pytest.approx(start + (5 * 2 + 1) * LAUNCH_OVERHEAD)
 
 
-def test_backward_has_a_host_thread_for_each_device(round_gpus):
+def test_backward_has_a_host_thread_for_each_device(gpus):
     """As in autograd for GPUs: two launch-bound backward passes at once take the time of
     one."""
-    weights = [torch.ones(10, device=device, requires_grad=True) for device in round_gpus]
+    weights = [torch.ones(10, device=device, requires_grad=True) for device in gpus]
 
     def backward_seconds(outs):
-        loss = sum(out.sum().to(round_gpus[0]) for out in outs)
+        loss = sum(out.sum().to(gpus[0]) for out in outs)
         start = control.elapsed()
         loss.backward()
         return control.elapsed() - start

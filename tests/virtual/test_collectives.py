@@ -24,7 +24,6 @@ coalescing = dist.distributed_c10d._coalescing_manager
 # torch 2.13 has new names for two of them.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-results = {}
 
 
 def full(value, *shape):
@@ -33,18 +32,6 @@ def full(value, *shape):
 
 def empty(*shape):
     return torch.empty(shape, device=device)
-
-
-def record(call):
-    \"\"\"Numbers and spans, in seconds, of a call's collectives, by the call's name.\"\"\"
-    since = len(control.timeline().events)
-    numbers = call()
-    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
-    numbers = numbers if isinstance(numbers, list) else [numbers]
-    results[call.__name__] = {
-        "numbers": [tensor.tolist() for tensor in numbers],
-        "spans": [[e.name, e.end - e.start] for e in events],
-    }
 
 
 @record

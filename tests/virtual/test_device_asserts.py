@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu.virtual import face
 
@@ -197,7 +197,6 @@ def test_with_launch_blocking_the_call_itself_raises(monkeypatch, capfd):
         face.take_off()
 
 
-LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 RANKS = """
 import torch
 import torch.distributed as dist
@@ -217,7 +216,7 @@ except torch.AcceleratorError as error:
 def test_the_assert_of_a_rank_leaves_the_others_alone(tmp_path):
     """The run also ends with a report, for which no host waits."""
     script = write(tmp_path, RANKS)
-    done = virtual(tmp_path, "--gpus", 2, *LOCAL, "--nproc-per-node=2", script)
+    done = virtual(tmp_path, "--gpus", 2, *TORCHRUN, "--nproc-per-node=2", script)
     assert done.returncode == 0, done.stdout
     assert "rank 0 has 2.0" in done.stdout
     assert f"rank 1: CUDA error: {ASSERTS}" in done.stdout

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu.virtual.sim.network import TRAFFIC, sent_bytes
 
@@ -35,9 +35,8 @@ dist.destroy_process_group()
 
 def test_pairs_of_ranks_and_of_nodes(tmp_path):
     flags = "--gpus 4 --gpus-per-node 2 --between-nodes HDR200 --traffic --json numbers.json"
-    launcher = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=4"
-    words = f"{flags} {launcher} {write(tmp_path, PROGRAM)}".split()
-    done = virtual(tmp_path, *words)
+    launcher = (*TORCHRUN, "--nproc-per-node=4")
+    done = virtual(tmp_path, *flags.split(), *launcher, write(tmp_path, PROGRAM))
     assert done.returncode == 0, done.stdout
     flows = json.loads((tmp_path / "numbers.json").read_text())["traffic"]
     sent = {(flow["source"], flow["destination"]): flow["bytes"] for flow in flows}

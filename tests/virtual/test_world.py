@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu import GPUS, LINKS, NETWORKS
 from multigpu.cli import app
@@ -21,8 +21,7 @@ from multigpu.virtual import command, control
 from multigpu.virtual.sim.network import Network, collective_seconds, transfer_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
-TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-
+SCRIPT = str(Path(sys.executable).with_name("torchrun"))
 BEGIN = """
 import os, sys
 import torch
@@ -179,12 +178,7 @@ def test_the_time_of_a_step_is_that_of_a_world_that_runs(
     """Two nodes with two GPUs each: all four ranks run, or one rank (of a pipeline: two)."""
     script = write(tmp_path, program)
     nodes = ("--gpus-per-node", 2, "--between-nodes", "Ethernet25", "--shapes-only")
-    launcher = (
-        "torchrun",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={ranks}",
-    )
+    launcher = (*TORCHRUN, f"--nproc-per-node={ranks}")
     measure = ("--samples-per-step", 1)
     _, all_run = report(
         tmp_path, "--gpus", ranks, *nodes, *measure, *launcher, script, *arguments
@@ -383,7 +377,10 @@ def test_a_rank_that_ignores_sigterm_ends_when_another_fails(monkeypatch):
         (["--world", "8", "--tokens-per-step", "-1", "p.py"], "--tokens-per-step is -1"),
         (["--world", "8", "--gpus-per-node", "-4", "p.py"], "--gpus-per-node is -4"),
         (["--world", "8", "torchrun", "p.py"], "leave torchrun and its flags out"),
-        (["--world", "8", TORCHRUN, "p.py"], "leave torchrun and its flags out"),
+        (
+            ["--world", "8", SCRIPT, "p.py"],
+            "leave torchrun and its flags out",
+        ),
         (["--world", "8", "-"], "the standard input can be read once: give the file"),
     ],
 )
