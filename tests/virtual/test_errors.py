@@ -328,6 +328,7 @@ def test_starting_twice_and_stopping():
     [
         ({"count": 0}, "count.* 0.* 1 to 128"),
         ({"gpu": "V1000"}, 'GPU "V1000".*V100-16GB, .*A100-40GB.*Gpu'),
+        ({"count": 3, "gpu": ["T4", "A10"]}, "2 GPUs are named: give one name for all, or 3"),
         ({"link": "NVLink9"}, 'link "NVLink9".*PCIe3.*NVLink4.*Link'),
         ({"between_nodes": "HDR200"}, "link between nodes.*gpus_per_node"),
         ({"gpus_per_node": 1}, "gpus_per_node.*between_nodes.*HDR200.*Ethernet10.*Link"),
