@@ -128,19 +128,16 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
     tool = tmp_path / "tool"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    line = command.command_line
-    assert line(["program.py", "-x"]) == [sys.executable, "program.py", "-x"]
-    assert line(["python3", "-u", "p.py"]) == [sys.executable, "-u", "p.py"]
-    assert line(["-m", "pkg.mod", "1"]) == [sys.executable, "-m", "pkg.mod", "1"]
-    assert line(["torchrun", "p.py"]) == [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "p.py",
-    ]
-    assert line(["-", "1"]) == [sys.executable, "-", "1"]
-    assert line(["./tool", "1"]) == ["./tool", "1"]
-    assert line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    for words, of_python in (
+        ("program.py -x", "program.py -x"),
+        ("python3 -u p.py", "-u p.py"),
+        ("-m pkg.mod 1", "-m pkg.mod 1"),
+        ("torchrun p.py", "-m torch.distributed.run p.py"),
+        ("- 1", "- 1"),
+    ):
+        assert command.command_line(words.split()) == [sys.executable, *of_python.split()]
+    for words in (["./tool", "1"], ["sh", "-c", "true"]):
+        assert command.command_line(words) == words
     ranks = command.ranks_of_torchrun
     assert ranks(["torchrun", "--nproc-per-node=4", "p.py", "--nproc-per-node=8"]) == 4
     assert ranks(["python", "-m", "torch.distributed.run", "--nproc_per_node", "3"]) == 3
@@ -179,11 +176,9 @@ def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence
 def test_with_real_gpus_the_number_must_be_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "")
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        write(tmp_path, "", name)
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).rename(tmp_path / "dev" / name)
+        write(tmp_path / "dev", "", name)
     assert command.real_gpus(tmp_path) == 2
     monkeypatch.setattr(command, "real_gpus", lambda: 2)
     done = CliRunner().invoke(app, ["virtual", "program.py"])
@@ -203,7 +198,8 @@ def test_with_real_gpus_the_number_must_be_given(tmp_path, monkeypatch):
         ("0,-1,1", [0]),
         ("1,1", []),
         ("1gpu,2", [1, 2]),
-        ("GPU-5a3b", []),
+        ("GPU-5a3b,1", []),
+        (f"GPU-{'0' * 8}-0000-0000-0000-{2:012},GPU-{'0' * 8}-0000-0000-0000-{0:012}", [2, 0]),
     ],
 )
 def test_cuda_visible_devices(text, numbers):

@@ -13,7 +13,6 @@ from multigpu.errors import UserError
 from multigpu.virtual import nvidia_smi, record
 from multigpu.virtual import nvml as nvml_stand_in
 from multigpu.virtual.options import VARIABLE, Options
-from multigpu.virtual.visible import visible_gpus
 
 # The query of GPUtil, which many programs read.
 GPUTIL = (
@@ -81,11 +80,6 @@ def test_nvidia_smi_and_pynvml_do_not_import_torch():
         "import pynvml; print('torch' in sys.modules)"
     )
     assert run_process("python", "-c", code).stdout == "False\n"
-
-
-def test_a_gpu_is_named_by_its_uuid():
-    assert visible_gpus(4, {"CUDA_VISIBLE_DEVICES": f"{UUID}2,{UUID}0"}) == [2, 0]
-    assert visible_gpus(4, {"CUDA_VISIBLE_DEVICES": "GPU-5a3b,1"}) == []
 
 
 def test_pynvml_in_a_notebook(monkeypatch):

@@ -148,9 +148,14 @@ def test_a_gpu_does_not_compute_with_a_tensor_of_the_host(shapes):
         on_device + on_device.cpu()
 
 
-def test_what_needs_numbers_on_the_host(shapes):
-    unknown = torch.ones(4, 4, device=shapes[0]).cpu()
+def test_what_needs_numbers(shapes):
+    on_device = torch.ones(4, 4, device=shapes[0])
+    assert repr(on_device) == "tensor(..., size=(4, 4), device='vgpu:0')"
+    unknown = on_device.cpu()
     for read in (
+        on_device.tolist,
+        on_device.nonzero,
+        lambda: bool(on_device[0, 0] > 0),
         lambda: unknown.numpy(),
         lambda: np.asarray(unknown),
         lambda: unknown.tolist(),
