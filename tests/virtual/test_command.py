@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from commands import run_script
@@ -13,6 +14,8 @@ from multigpu.cli import app
 from multigpu.errors import UserError
 from multigpu.virtual import command, visible
 
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+NODES = ("--gpus-per-node", "8", "--between-nodes", "HDR200")
 # 4 MiB on each of two GPUs, one addition, one transfer.
 USE = """
 import sys, torch
@@ -162,12 +165,31 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
         ),
         (["--json", "nowhere/n.json", "program.py"], "--json is nowhere/n.json, which cannot"),
         (["--picture", "p.txt", "program.py"], "give a file that ends in .png, .svg, .pdf"),
+        (["--world", "8", "--gpus", "2", "z.py"], "--gpus does not go with --world"),
+        (["--as-rank", "3", "z.py"], "--as-rank needs --world"),
+        (["--world", "0", "z.py"], "--world is 0: give the number of ranks"),
+        (["--world", "1024", "z.py"], "--world 1024 does not fit on one node"),
+        (["--world", "12", *NODES, "z.py"], "cannot be divided into nodes of 8"),
+        (["--world", "8", "--as-rank", "8", "z.py"], "the ranks of --world 8 are 0 to 7"),
+        (["--world", "8", "--as-rank", "0,x", "z.py"], "--as-rank is 'x': give ranks"),
+        (["--world", "8", "--as-rank", "1,1", "z.py"], "--as-rank names a rank twice"),
+        (["--world", "8", "--steps", "0", "z.py"], "--steps is 0: give a number from 1 up"),
+        (["--world", "8", "--tokens-per-step", "-1", "z.py"], "--tokens-per-step is -1"),
+        (["--world", "8", "--gpus-per-node", "-4", "z.py"], "--gpus-per-node is -4"),
+        (["--world", "8", "torchrun", "z.py"], "leave torchrun and its flags out"),
+        (
+            ["--world", "8", TORCHRUN, "z.py"],
+            "leave torchrun and its flags out",
+        ),
+        (["--world", "8", "-"], "the standard input can be read once: give the file"),
     ],
 )
 def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, "raise AssertionError('the program has started')")
-    gpus = [] if any(word.startswith("--gpus") for word in words) else ["--gpus", "2"]
+    for name in ("program.py", "z.py"):
+        write(tmp_path, "raise AssertionError('the program has started')", name)
+    numbered = any(word.startswith(("--gpus", "--world")) for word in words)
+    gpus = [] if numbered else ["--gpus", "2"]
     done = CliRunner().invoke(app, ["virtual", *gpus, *words])
     assert isinstance(done.exception, UserError)
     assert sentence in str(done.exception)

@@ -117,6 +117,12 @@ def test_all_spellings_of_autocast(cuda):
     rows = torch.ones(2, 4, device="cuda")
     with torch.cuda.amp.autocast():
         assert layer(rows).dtype == torch.float16
+        images = torch.ones(1, 1, 4, 4, device="cuda")
+        out = nn.Conv2d(1, 2, 3).cuda()(images)
+        assert out.dtype == torch.float16
+        # The CPU's lists keep layer_norm in 16 bits.
+        for again in (out.softmax(1), F.layer_norm(out, (2,))):
+            assert again.dtype == torch.float32
         assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_gpu_dtype() == torch.float16
         assert not torch.is_autocast_enabled("cpu")

@@ -14,25 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from multigpu.models import CNN
 
 
-class Function(nn.Module):
-    """A module that applies a function to its input and its one parameter."""
-
-    def __init__(self, function, *shape):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(shape))
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x, self.weight)
-
-
-def attention(x, weight):
-    q, k, v = (x @ weight).reshape(4, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
-    mask = torch.ones(7, 7, dtype=torch.bool, device=x.device).tril()
-    causal = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return causal + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
 class Cells(nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -60,7 +41,6 @@ class Checkpointed(nn.Module):
 # {name: (make the model, make its input)}. The kernels are the CPU's, so the bits are equal.
 SAME_KERNELS = {
     "the course's CNN": (CNN, lambda: torch.randn(8, 1, 8, 8)),
-    "attention": (lambda: Function(attention, 12, 36), sequences),
     "transformer encoder": (lambda: encoder(0.0), sequences),
 }
 # A GPU adds, or draws random numbers, in another order than the CPU: the last bits may differ.
@@ -70,10 +50,6 @@ OTHER_KERNELS = {
         sequences,
     ),
     "transformer encoder with dropout": (lambda: encoder(0.1), sequences),
-    "multi-head attention": (
-        lambda: Function(lambda x, w: F.softmax(x @ w @ x.mT, -1) @ x, 12, 12),
-        sequences,
-    ),
     "RNN": (lambda: nn.RNN(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "LSTM": (lambda: nn.LSTM(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "GRU": (lambda: nn.GRU(12, 6, 2, batch_first=True, bidirectional=True), sequences),

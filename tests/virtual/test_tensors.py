@@ -39,9 +39,7 @@ def test_code_that_compares_torchs_functions_by_identity(two):
 
     assert plus(torch.zeros(1)).item() == 1
     with torch.device("vgpu:1"):
-        assert torch.tensor([1.0]).device == two[1]
         assert torch.as_tensor([1.0]).device == two[1]
-        assert torch.ones(1).device == two[1]
     control.stop()
     with torch.device("meta"):
         assert torch.tensor([1.0]).is_meta

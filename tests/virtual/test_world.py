@@ -6,22 +6,17 @@ A world whose ranks all run, under torchrun, has the same simulated times.
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from typer.testing import CliRunner
 from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu import GPUS, LINKS, NETWORKS
-from multigpu.cli import app
-from multigpu.errors import UserError
 from multigpu.virtual import command, control
 from multigpu.virtual.sim.network import Network, collective_seconds, transfer_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
-SCRIPT = str(Path(sys.executable).with_name("torchrun"))
 BEGIN = """
 import os, sys
 import torch
@@ -360,33 +355,3 @@ def test_a_rank_that_ignores_sigterm_ends_when_another_fails(monkeypatch):
     assert command._wait([first, second]) == 7
     assert first.returncode == -9
     first.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--world", "8", "--gpus", "2", "p.py"], "--gpus does not go with --world"),
-        (["--as-rank", "3", "p.py"], "--as-rank needs --world"),
-        (["--world", "0", "p.py"], "--world is 0: give the number of ranks"),
-        (["--world", "1024", "p.py"], "--world 1024 does not fit on one node"),
-        (["--world", "12", *map(str, NODES), "p.py"], "cannot be divided into nodes of 8"),
-        (["--world", "8", "--as-rank", "8", "p.py"], "the ranks of --world 8 are 0 to 7"),
-        (["--world", "8", "--as-rank", "0,x", "p.py"], "--as-rank is 'x': give ranks"),
-        (["--world", "8", "--as-rank", "1,1", "p.py"], "--as-rank names a rank twice"),
-        (["--world", "8", "--steps", "0", "p.py"], "--steps is 0: give a number from 1 up"),
-        (["--world", "8", "--tokens-per-step", "-1", "p.py"], "--tokens-per-step is -1"),
-        (["--world", "8", "--gpus-per-node", "-4", "p.py"], "--gpus-per-node is -4"),
-        (["--world", "8", "torchrun", "p.py"], "leave torchrun and its flags out"),
-        (
-            ["--world", "8", SCRIPT, "p.py"],
-            "leave torchrun and its flags out",
-        ),
-        (["--world", "8", "-"], "the standard input can be read once: give the file"),
-    ],
-)
-def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "raise AssertionError('the program has started')", "p.py")
-    done = CliRunner().invoke(app, ["virtual", *words])
-    assert isinstance(done.exception, UserError), done.output
-    assert sentence in str(done.exception)
