@@ -164,6 +164,7 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
             "--gpus 8 cannot be divided into nodes of 3",
         ),
         (["--json", "nowhere/n.json", "program.py"], "--json is nowhere/n.json, which cannot"),
+        (["--report", "no/r.html", "program.py"], "--report is no/r.html, which cannot be"),
         (["--picture", "p.txt", "program.py"], "give a file that ends in .png, .svg, .pdf"),
         (["--world", "8", "--gpus", "2", "z.py"], "--gpus does not go with --world"),
         (["--as-rank", "3", "z.py"], "--as-rank needs --world"),

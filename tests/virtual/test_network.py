@@ -16,7 +16,6 @@ from multigpu.virtual.sim.network import (
     Network,
     collective_seconds,
     host_copy_seconds,
-    transfer_seconds,
 )
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
@@ -27,10 +26,6 @@ SLOW = Link("slow", bandwidth=1e8, latency=1e-3, adapter="gpu")
 DGX = Network(LINKS["NVLink4"], LINKS["NDR400"], 8)
 V100 = Network(LINKS["NVLink2"], LINKS["HDR200"], 8)
 US = 1e-6
-
-
-def test_a_transfer():
-    assert transfer_seconds(MB, FAST) == pytest.approx(1e-5 + 1e-3)
 
 
 @pytest.mark.parametrize(
