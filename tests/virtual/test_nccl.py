@@ -1,7 +1,6 @@
 """NCCL, gloo and mp.spawn on virtual GPUs that look like CUDA."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -74,41 +73,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict]:
-    """What each rank of PROGRAM has found."""
-    folder: Path = tmp_path_factory.mktemp("nccl")
-    (folder / "program.py").write_text(PROGRAM)
-    done = run_script(folder / "program.py", *free_ports(3), folder)
+def test_nccl_gloo_and_a_backend_for_each_device(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = run_script(script, *free_ports(3), tmp_path)
     assert done.returncode == 0, done.stdout
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
-def test_the_backend_is_nccl(found):
-    for results in found:
-        assert results["backend"] == "nccl" and results["nccl"] is True
-
-
-def test_nccl_refuses_tensors_of_the_cpu(found):
-    for results in found:
-        assert results["cpu"] == "No backend type associated with device type cpu"
-        assert results["send"] == "No backend type associated with device type cpu"
-
-
-def test_gloo_takes_both(found):
-    for results in found:
-        assert results["gloo"] == ["gloo", [2, 2], [2, 2]]
-        assert results["objects"] == [{"rank": 0}, {"rank": 1}]
-
-
-def test_a_group_without_a_name_is_nccls(found):
-    for results in found:
-        assert "No backend type associated with device type cpu" in results["unnamed"]
-
-
-def test_a_group_can_have_a_backend_for_each_device(found):
-    for results in found:
-        assert results["both"] == [[2, 2], [4, 4]]
+    refused = "No backend type associated with device type cpu"
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["backend"] == "nccl" and found["nccl"] is True
+        assert found["cpu"] == found["send"] == refused
+        assert found["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert found["gloo"] == ["gloo", [2, 2], [2, 2]]
+        assert refused in found["unnamed"], "a group without a name is NCCL's"
+        assert found["both"] == [[2, 2], [4, 4]]
 
 
 def test_a_future_with_devices(cuda):

@@ -106,6 +106,7 @@ def test_pynvml_in_a_notebook(monkeypatch):
         for unknown in (
             lambda: nvml.nvmlDeviceGetTemperature(t4, nvml.NVML_TEMPERATURE_GPU),
             lambda: nvml.nvmlDeviceGetPowerUsage(t4),
+            torch.cuda.temperature,
         ):
             with pytest.raises(nvml.NVMLError_NotSupported, match="leave the call out, or"):
                 unknown()
