@@ -79,7 +79,7 @@ lint: $(INSTALLED)
 
 test-quick: lint
 	@echo "testing the library: under two minutes"
-	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/virtual tests/exercise tests/grading -m "not classroom and not slow and not long" --numprocesses=2
+	pytest tests/library tests/strategies tests/trainer tests/virtual tests/exercise tests/grading -m "not classroom and not slow and not long" --numprocesses=2
 
 # Four workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 # A test that fails beside others runs once more, alone. What passes only then has a race, and is named.

@@ -110,6 +110,10 @@ ROUND = Gpu(
 CABLE = Link("cable", bandwidth=1e9, latency=1e-3)
 
 
+def seconds(event: Event) -> float:
+    return event.end - event.start
+
+
 def last(kind: str = "compute") -> Event:
     """The last event of that kind. The host does not wait for it, as timeline() would."""
     return [event for event in machine.current().clock.events() if event.kind == kind][-1]

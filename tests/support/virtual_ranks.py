@@ -21,13 +21,29 @@ def join(backend="vgpu", **options):
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=ranks, timeout=minute, **options
     )
+
+
+results = {}
+
+
+def record(call):
+    \"\"\"Numbers and spans, in seconds, of a call's collectives, by the call's name.\"\"\"
+    since = len(control.timeline().events)
+    numbers = call()
+    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
+    numbers = numbers if isinstance(numbers, list) else [numbers]
+    results[call.__name__] = {
+        "numbers": [tensor.tolist() for tensor in numbers],
+        "spans": [[e.name, e.end - e.start] for e in events],
+    }
 """
 
 
 def run_ranks(program: str, ranks: int, folder: Path, *arguments: object) -> list:
     """Each rank's result: what it prints last, as JSON.
 
-    The program begins with HEAD: `rank`, `ranks`, and `join()`, which starts their group.
+    The program begins with HEAD: `rank`, `ranks`, `join()`, which starts their group, and
+    `record`, which decorates a function and puts what it does into `results`.
     sys.argv has the rank, a free port for rank 0's store, and `arguments`.
     """
     script = folder / "program.py"

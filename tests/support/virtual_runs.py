@@ -7,6 +7,7 @@ from typing import Any
 import warm
 from commands import clean_environment
 
+TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 # The test run hides real GPUs with the same variable.
 VISIBLE = ",".join(map(str, range(8)))
 

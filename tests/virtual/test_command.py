@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from commands import run_script
@@ -13,6 +14,8 @@ from multigpu.cli import app
 from multigpu.errors import UserError
 from multigpu.virtual import command, visible
 
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+NODES = ("--gpus-per-node", "8", "--between-nodes", "HDR200")
 # 4 MiB on each of two GPUs, one addition, one transfer.
 USE = """
 import sys, torch
@@ -128,19 +131,16 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
     tool = tmp_path / "tool"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    line = command.command_line
-    assert line(["program.py", "-x"]) == [sys.executable, "program.py", "-x"]
-    assert line(["python3", "-u", "p.py"]) == [sys.executable, "-u", "p.py"]
-    assert line(["-m", "pkg.mod", "1"]) == [sys.executable, "-m", "pkg.mod", "1"]
-    assert line(["torchrun", "p.py"]) == [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "p.py",
-    ]
-    assert line(["-", "1"]) == [sys.executable, "-", "1"]
-    assert line(["./tool", "1"]) == ["./tool", "1"]
-    assert line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    for words, of_python in (
+        ("program.py -x", "program.py -x"),
+        ("python3 -u p.py", "-u p.py"),
+        ("-m pkg.mod 1", "-m pkg.mod 1"),
+        ("torchrun p.py", "-m torch.distributed.run p.py"),
+        ("- 1", "- 1"),
+    ):
+        assert command.command_line(words.split()) == [sys.executable, *of_python.split()]
+    for words in (["./tool", "1"], ["sh", "-c", "true"]):
+        assert command.command_line(words) == words
     ranks = command.ranks_of_torchrun
     assert ranks(["torchrun", "--nproc-per-node=4", "p.py", "--nproc-per-node=8"]) == 4
     assert ranks(["python", "-m", "torch.distributed.run", "--nproc_per_node", "3"]) == 3
@@ -164,13 +164,33 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
             "--gpus 8 cannot be divided into nodes of 3",
         ),
         (["--json", "nowhere/n.json", "program.py"], "--json is nowhere/n.json, which cannot"),
+        (["--report", "no/r.html", "program.py"], "--report is no/r.html, which cannot be"),
         (["--picture", "p.txt", "program.py"], "give a file that ends in .png, .svg, .pdf"),
+        (["--world", "8", "--gpus", "2", "z.py"], "--gpus does not go with --world"),
+        (["--as-rank", "3", "z.py"], "--as-rank needs --world"),
+        (["--world", "0", "z.py"], "--world is 0: give the number of ranks"),
+        (["--world", "1024", "z.py"], "--world 1024 does not fit on one node"),
+        (["--world", "12", *NODES, "z.py"], "cannot be divided into nodes of 8"),
+        (["--world", "8", "--as-rank", "8", "z.py"], "the ranks of --world 8 are 0 to 7"),
+        (["--world", "8", "--as-rank", "0,x", "z.py"], "--as-rank is 'x': give ranks"),
+        (["--world", "8", "--as-rank", "1,1", "z.py"], "--as-rank names a rank twice"),
+        (["--world", "8", "--steps", "0", "z.py"], "--steps is 0: give a number from 1 up"),
+        (["--world", "8", "--tokens-per-step", "-1", "z.py"], "--tokens-per-step is -1"),
+        (["--world", "8", "--gpus-per-node", "-4", "z.py"], "--gpus-per-node is -4"),
+        (["--world", "8", "torchrun", "z.py"], "leave torchrun and its flags out"),
+        (
+            ["--world", "8", TORCHRUN, "z.py"],
+            "leave torchrun and its flags out",
+        ),
+        (["--world", "8", "-"], "the standard input can be read once: give the file"),
     ],
 )
 def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, "raise AssertionError('the program has started')")
-    gpus = [] if any(word.startswith("--gpus") for word in words) else ["--gpus", "2"]
+    for name in ("program.py", "z.py"):
+        write(tmp_path, "raise AssertionError('the program has started')", name)
+    numbered = any(word.startswith(("--gpus", "--world")) for word in words)
+    gpus = [] if numbered else ["--gpus", "2"]
     done = CliRunner().invoke(app, ["virtual", *gpus, *words])
     assert isinstance(done.exception, UserError)
     assert sentence in str(done.exception)
@@ -179,11 +199,9 @@ def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence
 def test_with_real_gpus_the_number_must_be_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "")
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        write(tmp_path, "", name)
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).rename(tmp_path / "dev" / name)
+        write(tmp_path / "dev", "", name)
     assert command.real_gpus(tmp_path) == 2
     monkeypatch.setattr(command, "real_gpus", lambda: 2)
     done = CliRunner().invoke(app, ["virtual", "program.py"])
@@ -203,7 +221,8 @@ def test_with_real_gpus_the_number_must_be_given(tmp_path, monkeypatch):
         ("0,-1,1", [0]),
         ("1,1", []),
         ("1gpu,2", [1, 2]),
-        ("GPU-5a3b", []),
+        ("GPU-5a3b,1", []),
+        (f"GPU-{'0' * 8}-0000-0000-0000-{2:012},GPU-{'0' * 8}-0000-0000-0000-{0:012}", [2, 0]),
     ],
 )
 def test_cuda_visible_devices(text, numbers):

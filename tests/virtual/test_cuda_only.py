@@ -14,6 +14,11 @@ from multigpu.virtual.packages import PACKAGES
 from multigpu.virtual.patches.compiling import SENTENCE
 
 
+@pytest.fixture(autouse=True)
+def nothing_left_out(monkeypatch):
+    monkeypatch.setattr(left_out, "notes", [])
+
+
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_that_is_not_installed(cuda, package, monkeypatch):
     monkeypatch.delitem(sys.modules, package, raising=False)
@@ -21,10 +26,6 @@ def test_a_package_that_is_not_installed(cuda, package, monkeypatch):
         importlib.import_module(package)
     assert str(error.value).startswith(f"{package} does not run on virtual GPUs, because ")
     assert error.value.name == package and "\n" not in str(error.value)
-
-
-def test_a_program_that_asks_first_hears_no(cuda):
-    assert importlib.util.find_spec("flash_attn") is None
 
 
 def test_an_installed_package(cuda, tmp_path, monkeypatch):
@@ -49,7 +50,6 @@ def test_extensions_in_cuda(cuda):
 
 
 def test_torch_compile_is_left_out_and_said_once(cuda, capsys, monkeypatch):
-    monkeypatch.setattr(left_out, "notes", [])
     monkeypatch.setenv("RANK", "0")
     model = nn.Linear(2, 2).cuda()
     rows = torch.ones(1, 2, device="cuda")
@@ -69,14 +69,12 @@ def test_torch_compile_is_left_out_and_said_once(cuda, capsys, monkeypatch):
 
 
 def test_other_ranks_do_not_say_it_again(cuda, capsys, monkeypatch):
-    monkeypatch.setattr(left_out, "notes", [])
     monkeypatch.setenv("RANK", "1")
     torch.compile(nn.Linear(2, 2))
     assert capsys.readouterr().err == "" and left_out.notes == [SENTENCE]
 
 
-def test_the_profiler_measures_the_host(cuda, capfd, monkeypatch):
-    monkeypatch.setattr(left_out, "notes", [])
+def test_the_profiler_measures_the_host(cuda, capfd):
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     matrix = torch.ones(4, 4, device="cuda")
     with torch.profiler.profile(activities=activities) as profile:
@@ -90,8 +88,7 @@ def test_the_profiler_measures_the_host(cuda, capfd, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*export_memory_timeline")
-def test_the_profiler_has_a_memory_timeline_of_the_host_alone(cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(left_out, "notes", [])
+def test_the_profiler_has_a_memory_timeline_of_the_host_alone(cuda, tmp_path):
     measured = {"record_shapes": True, "profile_memory": True, "with_stack": True}
     with torch.profiler.profile(**measured) as profile:
         nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu.virtual import face
 
@@ -14,86 +14,59 @@ def on_gpu(*values):
     return torch.tensor(values, device="cuda")
 
 
-def of_images(x):
+def of_images():
     return F.nll_loss(torch.ones(1, 2, 2, 2).cuda(), torch.full((1, 2, 2), 5).cuda())
 
 
-# (the call, the file of the assert, a part of what it says)
+# The file of an assert, and a part of what it says.
+INDEX = ("IndexKernel.cu", "-sizes[i] <= index")
+SCATTER = ("ScatterGatherKernel.cu", "idx_dim")
+SELECT = ("Indexing.cu:1515", "srcIndex")
+LABELS = ("Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d", "t >= 0 && t < n_classes")
+IMAGES = ("NLLLoss2d.cu", "t >= 0 && t < n_classes")
+MARGIN = ("MultiMarginLoss.cu", "target_k")
+MULTINOMIAL = (
+    "TensorCompare.cu:109: _assert_async_cuda_kernel",
+    "probability tensor contains either `inf`, `nan` or element < 0",
+)
+NO_PROBABILITY = ("TensorCompare.cu", "sum of probabilities <= 0")
+CROSS_ENTROPY = ("Loss.cu:90", "input_val >= zero && input_val <= one")
+MASKED = ("IndexKernel.cu: masked_scatter_size_check", "totalElements <= srcSize")
+# (the call, file and part)
 CALLS = {
-    "index": (lambda x, bad: x[bad], "IndexKernel.cu:111", "-sizes[i] <= index"),
-    "index of the host": (lambda x, bad: x[torch.tensor([9])], "IndexKernel.cu", "sizes[i]"),
-    "index, negative": (lambda x, bad: x[-bad], "IndexKernel.cu", "-sizes[i] <= index"),
-    "index, set": (lambda x, bad: x.index_put_((bad,), x[0] * 2), "IndexKernel.cu", "sizes"),
-    "index, added": (
-        lambda x, bad: x.index_put_((bad,), x[0] * 2, accumulate=True),
-        "IndexKernel.cu",
-        "sizes[i]",
-    ),
-    "gather": (lambda x, bad: x.gather(0, bad), "ScatterGatherKernel.cu", "idx_dim"),
-    "scatter": (lambda x, bad: x.scatter(0, bad, x), "ScatterGatherKernel.cu", "idx_dim"),
-    "scatter_": (lambda x, bad: x.scatter_(0, bad, 1.0), "ScatterGatherKernel.cu", "idx_dim"),
-    "scatter_add": (lambda x, bad: x.scatter_add(0, bad, x), "ScatterGather", "idx_dim"),
-    "scatter_reduce": (
-        lambda x, bad: x.scatter_reduce(0, bad, x, "amax"),
-        "ScatterGatherKernel.cu",
-        "idx_dim",
-    ),
-    "index_select": (lambda x, bad: x.index_select(0, bad), "Indexing.cu:1515", "srcIndex"),
-    "columns": (lambda x, bad: x[None].index_select(1, bad), "Indexing.cu", "srcIndex"),
+    "index": (lambda x, bad: x[bad], "IndexKernel.cu:111", INDEX[1]),
+    "index of the host": (lambda x, bad: x[torch.tensor([9])], *INDEX),
+    "index, negative": (lambda x, bad: x[-bad], *INDEX),
+    "index, set": (lambda x, bad: x.index_put_((bad,), x[0] * 2), *INDEX),
+    "index, added": (lambda x, bad: x.index_put_((bad,), x[0] * 2, accumulate=True), *INDEX),
+    "gather": (lambda x, bad: x.gather(0, bad), *SCATTER),
+    "scatter": (lambda x, bad: x.scatter(0, bad, x), *SCATTER),
+    "scatter_": (lambda x, bad: x.scatter_(0, bad, 1.0), *SCATTER),
+    "scatter_add": (lambda x, bad: x.scatter_add(0, bad, x), *SCATTER),
+    "scatter_reduce": (lambda x, bad: x.scatter_reduce(0, bad, x, "amax"), *SCATTER),
+    "index_select": (lambda x, bad: x.index_select(0, bad), *SELECT),
+    "columns": (lambda x, bad: x[None].index_select(1, bad), *SELECT),
     "index_add": (lambda x, bad: x.index_add(0, bad, x[:2]), "Indexing.cu", "dstIndex"),
     "index_copy": (lambda x, bad: x.index_copy(0, bad, x[:2]), "IndexKernel.cu", "index_copy"),
     "index_fill": (lambda x, bad: x.index_fill_(0, bad, 1.0), "IndexKernel.cu", "Index out"),
     "take": (lambda x, bad: x.take(bad), "IndexKernel.cu", "take_put"),
-    "out": (
-        lambda x, bad: torch.index_select(x, 0, bad, out=torch.empty(0, device="cuda")),
-        "Indexing.cu",
-        "srcIndex",
-    ),
-    "embedding": (lambda x, bad: F.embedding(bad, x[:, None]), "Indexing.cu:1515", "srcIndex"),
+    "out": (lambda x, bad: torch.index_select(x, 0, bad, out=on_gpu()), *SELECT),
+    "embedding": (lambda x, bad: F.embedding(bad, x[:, None]), *SELECT),
     "bags": (lambda x, bad: F.embedding_bag(bad[None], x[:, None]), "EmbeddingBag.cu", "num"),
-    "one_hot": (lambda x, bad: F.one_hot(bad, 3), "ScatterGatherKernel.cu", "idx_dim"),
-    "cross_entropy": (
-        lambda x, bad: F.cross_entropy(x.expand(2, 3), bad),
-        "Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d",
-        "t >= 0 && t < n_classes",
-    ),
-    "a label below zero": (
-        lambda x, bad: F.cross_entropy(x.expand(2, 3), on_gpu(0, -1)),
-        "Loss.cu",
-        "t >= 0",
-    ),
-    "images": (lambda x, bad: of_images(x), "NLLLoss2d.cu", "t >= 0 && t < n_classes"),
-    "margin": (
-        lambda x, bad: F.multi_margin_loss(x.expand(2, 3), bad),
-        "MultiMargin",
-        "target_k",
-    ),
-    "multinomial": (
-        lambda x, bad: torch.multinomial(-x, 1),
-        "TensorCompare.cu:109: _assert_async_cuda_kernel",
-        "probability tensor contains either `inf`, `nan` or element < 0",
-    ),
+    "one_hot": (lambda x, bad: F.one_hot(bad, 3), *SCATTER),
+    "cross_entropy": (lambda x, bad: F.cross_entropy(x.expand(2, 3), bad), *LABELS),
+    "a label below zero": (lambda x, bad: F.cross_entropy(x.expand(2, 3), -bad), *LABELS),
+    "images": (lambda x, bad: of_images(), *IMAGES),
+    "margin": (lambda x, bad: F.multi_margin_loss(x.expand(2, 3), bad), *MARGIN),
+    "multinomial": (lambda x, bad: torch.multinomial(-x, 1), *MULTINOMIAL),
     "multinomial of nan": (
-        lambda x, bad: torch.multinomial(x * float("nan"), 2, replacement=True),
-        "TensorCompare.cu",
-        "element < 0",
+        lambda x, bad: torch.multinomial(x * torch.nan, 2, True),
+        *MULTINOMIAL,
     ),
-    "multinomial of zeros": (
-        lambda x, bad: torch.multinomial(x * 0, 1),
-        "TensorCompare.cu",
-        "sum of probabilities <= 0",
-    ),
+    "multinomial of zeros": (lambda x, bad: torch.multinomial(x * 0, 1), *NO_PROBABILITY),
     "bernoulli": (lambda x, bad: torch.bernoulli(x * 2), "DistributionBernoulli.cu", "<= 1"),
-    "binary_cross_entropy": (
-        lambda x, bad: F.binary_cross_entropy(x * 2, x),
-        "Loss.cu:90",
-        "input_val >= zero && input_val <= one",
-    ),
-    "masked_scatter": (
-        lambda x, bad: x.masked_scatter(x > 0, x[:1]),
-        "IndexKernel.cu: masked_scatter_size_check",
-        "totalElements <= srcSize",
-    ),
+    "binary_cross_entropy": (lambda x, bad: F.binary_cross_entropy(x * 2, x), *CROSS_ENTROPY),
+    "masked_scatter": (lambda x, bad: x.masked_scatter(x > 0, x[:1]), *MASKED),
     "poisson": (lambda x, bad: torch.poisson(-x), "Distributions.cu", "lambda >= 0"),
     "_assert_async": (lambda x, bad: torch._assert_async(x[0] - 1), "TensorCompare", "input"),
 }
@@ -224,7 +197,6 @@ def test_with_launch_blocking_the_call_itself_raises(monkeypatch, capfd):
         face.take_off()
 
 
-LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 RANKS = """
 import torch
 import torch.distributed as dist
@@ -244,7 +216,7 @@ except torch.AcceleratorError as error:
 def test_the_assert_of_a_rank_leaves_the_others_alone(tmp_path):
     """The run also ends with a report, for which no host waits."""
     script = write(tmp_path, RANKS)
-    done = virtual(tmp_path, "--gpus", 2, *LOCAL, "--nproc-per-node=2", script)
+    done = virtual(tmp_path, "--gpus", 2, *TORCHRUN, "--nproc-per-node=2", script)
     assert done.returncode == 0, done.stdout
     assert "rank 0 has 2.0" in done.stdout
     assert f"rank 1: CUDA error: {ASSERTS}" in done.stdout

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu.errors import UserError
 from multigpu.virtual.faults import Kill, Slow
 
-TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+TWO = (*TORCHRUN, "--nproc-per-node=2")
 PROGRAM = """
 import os, torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ dist.destroy_process_group()
 def test_a_slow_rank(tmp_path):
     """Its kernels take so many times as long, but for their overhead; the other one waits."""
     flags = ("--slow-rank", "1:2", "--shapes-only", "--json", "n.json")
-    done = virtual(tmp_path, *flags, *TORCHRUN, write(tmp_path, PROGRAM))
+    done = virtual(tmp_path, *flags, *TWO, write(tmp_path, PROGRAM))
     assert done.returncode == 0, done.stdout
     fast, slow = sorted(
         json.loads((tmp_path / "n.json").read_text())["gpus"], key=lambda gpu: gpu["rank"]
@@ -43,7 +43,7 @@ def test_a_slow_rank(tmp_path):
 
 def test_a_killed_rank(tmp_path):
     flags = ("--kill-rank", "1@3", "--shapes-only")
-    done = virtual(tmp_path, *flags, *TORCHRUN, write(tmp_path, PROGRAM))
+    done = virtual(tmp_path, *flags, *TWO, write(tmp_path, PROGRAM))
     assert done.returncode != 0
     assert "rank 1 collective 2" in done.stdout and "collective 3" not in done.stdout
     assert "Signal 9 (SIGKILL)" in done.stdout

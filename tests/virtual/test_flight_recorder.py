@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from commands import run_script
-from nccl_programs import results, run
 
 RECORD = """
 folder = os.path.dirname(os.path.abspath(__file__))
@@ -34,19 +33,16 @@ while not os.path.exists(folder + "/trace_1") and time.monotonic() < until:
 
 
 @pytest.mark.parametrize("name", STAND_STILL)
-def test_torchfrtrace_names_the_mismatch(tmp_path, name):
+def test_torchfrtrace_names_the_mismatch(processes, tmp_path, name):
     """The rank that has not come dumps, too."""
     program, expected = STAND_STILL[name]
-    first, _ = run(
-        tmp_path,
-        f"""{RECORD}
+    first, _ = processes(f"""{RECORD}
 start()
 x = full(1, 4)
 dist.all_reduce(x)
 dist.group.WORLD.timeout = timedelta(seconds=1)
 {program}
-""",
-    )
+""")
 
     assert first.returncode == -signal.SIGABRT, first.stdout
     assert f"rank 0 has written its flight recorder to {tmp_path / 'trace_0'}" in first.stdout
@@ -60,10 +56,9 @@ dist.group.WORLD.timeout = timedelta(seconds=1)
         assert text in analysed.stdout
 
 
-def test_the_entries_are_torchs(tmp_path):
+def test_the_entries_are_torchs(results, tmp_path):
     """The oldest of nine entries has left the buffer of eight."""
     found = results(
-        tmp_path,
         RECORD
         + """
 import pickle
@@ -153,14 +148,11 @@ print(json.dumps([pickled, active["entries"], as_json, of_gloo]))
     assert "frames" not in as_json["entries"][0] and len(as_json["entries"]) == 8
 
 
-def test_a_recorder_that_is_off_has_no_entries(tmp_path):
-    found = results(
-        tmp_path,
-        """
+def test_a_recorder_that_is_off_has_no_entries(results):
+    found = results("""
 os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "0"
 start()
 dist.all_reduce(full(1))
 print(json.dumps(json.loads(torch._C._distributed_c10d._dump_nccl_trace_json())))
-""",
-    )
+""")
     assert "entries" not in found[0] and not found[0]["pg_config"]

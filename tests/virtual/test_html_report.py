@@ -82,9 +82,3 @@ def test_a_long_run_has_at_most_so_many_points_and_keeps_the_peak():
     (memory,) = data_of(text)["memory"]
     assert len(memory["times"]) <= page.MOST_POINTS
     assert max(map(sum, zip(*memory["bytes"], strict=True))) > 2**20 + 3 * 512
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    done = virtual(tmp_path, "--report", "no/r.html", write(tmp_path, "print('ran')"))
-    assert done.returncode == 2 and "ran" not in done.stdout
-    assert "error: --report is no/r.html, which cannot be written" in done.stdout

@@ -9,61 +9,50 @@ from pathlib import Path
 
 import pytest
 from commands import run_script
-from nccl_programs import results, run
+from nccl_programs import run
 
 from multigpu.virtual.patches import standstill
 from multigpu.virtual.patches.communicator import Communicator
 
 
-def test_two_ranks_on_one_gpu(tmp_path):
+def test_two_ranks_on_one_gpu(results):
     """Without set_device both are on cuda:0: at the first collective of any group."""
-    for found in results(
-        tmp_path,
-        """
+    for found in results("""
 dist.init_process_group("nccl")
 print(json.dumps([error_of(dist.all_reduce, full(1))]), flush=True)
 os._exit(0)
-""",
-    ):
+"""):
         name, _, text = found[0].partition(": ")
         assert name == "DistBackendError" and "ncclInvalidUsage" in text
         assert "Duplicate GPU detected : rank" in text
 
 
-def test_device_id_connects_at_once(tmp_path):
+def test_device_id_connects_at_once(results):
     """Two ranks on one GPU are an error of init_process_group itself."""
-    for found in results(
-        tmp_path,
-        """
+    for found in results("""
 found = error_of(dist.init_process_group, "nccl", device_id=torch.device("cuda:0"))
 print(json.dumps(found), flush=True)
 time.sleep(2)
 os._exit(0)
-""",
-    ):
+"""):
         assert "Duplicate GPU detected" in found
 
 
-def test_a_barrier_before_set_device_takes_another_gpu(tmp_path):
+def test_a_barrier_before_set_device_takes_another_gpu(processes):
     """Rank 1's barrier is on cuda:1 and its all_reduce on cuda:0, as with NCCL's guess."""
-    for process in run(
-        tmp_path,
-        """
+    for process in processes("""
 dist.init_process_group("nccl")
 dist.barrier()
 dist.all_reduce(full(1))
-""",
-    ):
+"""):
         assert process.returncode == -signal.SIGABRT, process.stdout
         (said,) = re.findall("^  likely: .*$", process.stdout, re.MULTILINE)
         assert "a rank, not all, uses another GPU" in said and "set_device" in said
 
 
-def test_a_mesh_and_a_barrier_of_a_named_gpu(tmp_path):
+def test_a_mesh_and_a_barrier_of_a_named_gpu(results):
     """With device_id a mesh splits the group: init_device_mesh has split_group's name, too."""
-    found = results(
-        tmp_path,
-        """
+    found = results("""
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 mesh = dist.init_device_mesh("cuda", (1, 2), mesh_dim_names=("data", "tensor"))
 x = full(1)
@@ -77,30 +66,25 @@ dist.barrier(device_ids=[rank])
 torch.cuda.set_device(rank)
 dist.all_reduce(x)
 print(json.dumps(x.item()))
-""",
-    )
+""")
     assert found == [4.0, 4.0]
 
 
-def test_srun_with_one_gpu_on_each_of_two_nodes(tmp_path):
+def test_srun_with_one_gpu_on_each_of_two_nodes(results):
     """Both are cuda:0, of different machines: Slurm says which."""
-    found = results(
-        tmp_path,
-        """
+    found = results("""
 os.environ["SLURM_NODEID"] = os.environ["RANK"]
 dist.init_process_group("nccl")
 ones = full(1)
 dist.all_reduce(ones)
 print(json.dumps(ones.tolist()), flush=True)
 os._exit(0)
-""",
-    )
+""")
     assert found == [[2.0], [2.0]]
 
 
-def test_what_nccl_refuses_leaves_the_group_as_it_was(tmp_path):
+def test_what_nccl_refuses_leaves_the_group_as_it_was(results):
     found = results(
-        tmp_path,
         """
 start()
 found = {}
@@ -140,11 +124,9 @@ print(json.dumps(found))
     }
 
 
-def test_tensors_that_do_not_fit_together(tmp_path):
+def test_tensors_that_do_not_fit_together(results):
     """torch refuses them, and the group goes on."""
-    found = results(
-        tmp_path,
-        """
+    found = results("""
 import warnings
 warnings.simplefilter("ignore")
 start()
@@ -164,8 +146,7 @@ found = [
 ]
 dist.all_reduce(two)
 print(json.dumps([*found, two.tolist()]))
-""",
-    )[0]
+""")[0]
     assert found == [
         "ValueError: output tensor size must be equal to world_size times input tensor size",
         "TypeError: output tensor must have the same type as input tensor",
@@ -182,10 +163,8 @@ print(json.dumps([*found, two.tolist()]))
     ]
 
 
-def test_a_batch_with_messages_of_a_rank_to_itself(tmp_path):
-    found = results(
-        tmp_path,
-        """
+def test_a_batch_with_messages_of_a_rank_to_itself(results):
+    found = results("""
 start()
 own, other = full(-1), full(-1)
 batch = [(dist.isend, full(rank), rank), (dist.irecv, own, rank)]
@@ -194,15 +173,13 @@ for one in (both, batch):
     for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in one]):
         work.wait()
 print(json.dumps([own.item(), other.item()]))
-""",
-    )
+""")
     assert found == [[0.0, 11.0], [1.0, 10.0]]
 
 
-def test_messages_have_one_order_and_no_tags(tmp_path):
+def test_messages_have_one_order_and_no_tags(results):
     """Also: a batch is one kernel, and its messages do not wait for each other."""
     _, second, third = results(
-        tmp_path,
         """
 start(device_id=torch.device("cuda", rank))
 got = []
@@ -233,11 +210,9 @@ print(json.dumps([got, given.tolist(), own.tolist(), dist.get_process_group_rank
     assert third == [[], [1.0] * 3, [2.0] * 3, [2]]
 
 
-def test_a_default_device_is_the_programs_alone(tmp_path):
+def test_a_default_device_is_the_programs_alone(results):
     """What the ranks exchange beside the program's tensors stays on the host."""
-    for found in results(
-        tmp_path,
-        """
+    for found in results("""
 torch.set_default_device("cuda")
 start()
 dist.barrier()
@@ -249,16 +224,13 @@ else:
     dist.recv(x, 0)
 dist.all_reduce(x)
 print(json.dumps([x.tolist(), [part.item() for part in parts]]))
-""",
-    ):
+"""):
         assert found == [[7.0, 7.0], [0.0, 1.0]]
 
 
-def test_collectives_of_a_rank_that_is_ahead(tmp_path):
+def test_collectives_of_a_rank_that_is_ahead(results):
     """Rank 0 launches three before rank 1 launches its first: gloo pairs all of them."""
-    for found in results(
-        tmp_path,
-        """
+    for found in results("""
 start()
 dist.all_reduce(full(1))
 torch.cuda.synchronize()
@@ -270,16 +242,13 @@ for tensor in tensors:
 for work in works:
     work.wait()
 print(json.dumps([tensor[0].item() for tensor in tensors]))
-""",
-    ):
+"""):
         assert found == [2.0, 4.0, 6.0]
 
 
-def test_the_messages_of_a_batch_keep_their_order(tmp_path):
+def test_the_messages_of_a_batch_keep_their_order(results):
     """Two to one rank, beside one that comes back: which is first differs on the ranks."""
-    _, got = results(
-        tmp_path,
-        """
+    _, got = results("""
 start()
 got = []
 for _ in range(10):
@@ -292,8 +261,7 @@ for _ in range(10):
         work.wait()
     got.append([first.item(), second.item()])
 print(json.dumps(got))
-""",
-    )
+""")
     assert got == [[1.0, 2.0]] * 10
 
 
@@ -431,25 +399,21 @@ def test_kernels_start_in_the_order_of_their_launches():
     assert ran[0] == started[0]
 
 
-def test_of_a_batch_only_the_message_that_waits_is_named(tmp_path):
-    first, _ = run(
-        tmp_path,
-        """
+def test_of_a_batch_only_the_message_that_waits_is_named(processes):
+    first, _ = processes("""
 start()
 batch = [dist.P2POp(dist.irecv, full(0), 0)] if rank else [
     dist.P2POp(dist.isend, full(1), 1), dist.P2POp(dist.irecv, full(0), 1)
 ]
 for work in dist.batch_isend_irecv(batch):
     work.wait()
-""",
-    )
+""")
     assert "rank 0 waits in recv from rank 1" in first.stdout
     assert "rank 0 waits in send" not in first.stdout
 
 
-def test_a_longer_receive_of_shapes_stands_still(tmp_path):
-    first, second = run(
-        tmp_path,
+def test_a_longer_receive_of_shapes_stands_still(processes):
+    first, second = processes(
         "start()\ndist.recv(full(0, 8), 0) if rank else dist.send(full(0, 4), 1)",
         shapes_only=True,
     )
@@ -457,26 +421,21 @@ def test_a_longer_receive_of_shapes_stands_still(tmp_path):
     assert "need the same size" in waiting.stdout
 
 
-def test_a_late_rank_ends_the_group_after_its_own_timeout(tmp_path):
-    first, _ = run(
-        tmp_path,
-        """
+def test_a_late_rank_ends_the_group_after_its_own_timeout(processes):
+    first, _ = processes("""
 start(timeout=timedelta(seconds=1))
 dist.all_reduce(full(1))
 time.sleep(4 * rank)
 dist.all_reduce(full(1))
-""",
-    )
+""")
     assert first.returncode == -signal.SIGABRT
     assert "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1000) ran for" in first.stdout
     assert "rank 1 is in no collective, program.py:" in first.stdout
 
 
-def test_a_rank_that_computes_is_waited_for(tmp_path):
+def test_a_rank_that_computes_is_waited_for(results):
     """`timeout` counts only while nothing moves; torch's own is that of the group."""
-    found = results(
-        tmp_path,
-        """
+    found = results("""
 start()
 x = full(1)
 until = time.monotonic() + 3.5 * rank
@@ -484,8 +443,7 @@ while time.monotonic() < until:
     sum(range(1000))
 dist.all_reduce(x)
 print(json.dumps(x.tolist()))
-""",
-    )
+""")
     assert found == [[2.0], [2.0]]
 
 
@@ -519,11 +477,9 @@ def test_a_process_that_waits_for_a_core_computes(tmp_path):
     assert min(float(process.stdout) for process in done) > 0.6
 
 
-def test_a_host_that_only_waits_here_holds_up_nobody(tmp_path):
+def test_a_host_that_only_waits_here_holds_up_nobody(results):
     """The first isend waits for rank 1's host, which on a GPU would not wait in all_reduce."""
-    found = results(
-        tmp_path,
-        """
+    found = results("""
 start()
 x, y = full(1), full(rank)
 dist.barrier()
@@ -535,8 +491,7 @@ else:
     dist.all_reduce(x)
     dist.recv(y, 0)
 print(json.dumps([x.item(), y.item()]))
-""",
-    )
+""")
     assert found == [[2.0, 0.0], [2.0, 0.0]]
 
 
@@ -549,11 +504,9 @@ def test_the_condition_around_a_line(tmp_path):
     assert standstill.condition_of_a_rank("gone.py:4") == ""
 
 
-def test_with_blocking_wait_a_late_rank_is_an_error(tmp_path):
+def test_with_blocking_wait_a_late_rank_is_an_error(results):
     """The communicator has ended then. There is no watchdog."""
-    found = results(
-        tmp_path,
-        """
+    found = results("""
 os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
 start()
 x = full(1)
@@ -567,19 +520,16 @@ if rank == 0:
 print(json.dumps(found), flush=True)
 time.sleep(2)
 os._exit(0)
-""",
-    )[0]
+""")[0]
     assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2" in found[0]
     assert "OpType=ALLREDUCE" in found[0] and "Timeout(ms)=500) ran for 1" in found[0]
     assert found[1] == "DistBackendError: NCCL communicator was aborted on rank 0. "
 
 
 @pytest.mark.parametrize("handling", [0, 2])
-def test_a_timeout_that_does_not_end_the_process(tmp_path, handling):
+def test_a_timeout_that_does_not_end_the_process(processes, handling):
     """TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 reports, 2 ends the group's kernels, too."""
-    done = run(
-        tmp_path,
-        f"""
+    done = processes(f"""
 os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "{handling}"
 start()
 from multigpu.virtual.patches.watchdog import watchdog
@@ -602,8 +552,7 @@ else:
 dist.all_reduce(x)
 print(json.dumps([*found, x.item()]), flush=True)
 os._exit(0)
-""",
-    )[0]
+""")[0]
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("Watchdog caught collective operation timeout") == 1
     assert "taking the entire process down" not in done.stdout
@@ -612,10 +561,8 @@ os._exit(0)
     assert found == [handling == 2, error, error, 1, True, 4]
 
 
-def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(tmp_path):
-    found = results(
-        tmp_path,
-        """
+def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(results):
+    found = results("""
 import threading
 start()
 x = full(1)
@@ -631,7 +578,6 @@ y = full(1)
 dist.all_reduce(y, group=second)
 dist.all_reduce(y, group=dist.new_group([0, 1]))
 print(json.dumps([text, y.item()]))
-""",
-    )
+""")
     aborted = "DistBackendError: NCCL communicator was aborted on rank 0. "
     assert found == [[aborted, 4], ["", 4]]

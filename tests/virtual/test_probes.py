@@ -412,6 +412,7 @@ def test_numbers_of_the_host(cuda):
     assert bool((tensor > 2).any()) and [10, 20, 30][tensor.long()[1]] == 20
     assert tensor.tolist() == [0, 1, 2, 3] and tensor.cpu().numpy().sum() == 6
     assert torch.tensor([tensor[1], 5.0]).tolist() == [1, 5]
+    assert torch.tensor([tensor[1], tensor[2]], device="cuda:1").tolist() == [1, 2]
     assert isinstance(tensor, torch.Tensor) and isinstance(nn.Parameter(tensor), nn.Parameter)
     assert list(range(tensor.long()[2])) == [0, 1]
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from commands import ROOT, run
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,6 @@ records = Path(os.environ["MULTIGPU_VIRTUAL_RECORDS"])
 while len(list(records.glob("*.json"))) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.01)
 """
-LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 
 
 def rows(folder):
@@ -39,7 +38,9 @@ def rows(folder):
 def test_torchrun(tmp_path, ranks, end, code):
     """Each rank has a GPU, also without --gpus."""
     script = write(tmp_path, RANK + end)
-    done = virtual(tmp_path, "--json", "n.json", *LOCAL, f"--nproc-per-node={ranks}", script)
+    done = virtual(
+        tmp_path, "--json", "n.json", *TORCHRUN, f"--nproc-per-node={ranks}", script
+    )
     assert done.returncode == code, done.stdout
     found = {(rank, f"cuda:{rank}"): 8 * (rank + 1) for rank in range(ranks)}
     assert rows(tmp_path) == found

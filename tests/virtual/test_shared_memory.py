@@ -6,13 +6,13 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from virtual_runs import virtual, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu.virtual.shared_memory import SharedMemory, machine, read_shared
 from multigpu.virtual.sim.spans import in_turns
 
 MIB = 2**20
-TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+TWO = (*TORCHRUN, "--nproc-per-node=2")
 
 # 40 MiB for each of two ranks on a GPU of 64 MiB.
 TWO_RANKS = """
@@ -61,7 +61,7 @@ if rank == 1:
 def test_two_ranks_on_one_gpu(tmp_path):
     """The second rank gets CUDA's error, until the first one gives its memory back."""
     flags = ("--memory", "64MiB", "--json", "n.json")
-    done = virtual(tmp_path, *flags, *TORCHRUN, write(tmp_path, TWO_RANKS))
+    done = virtual(tmp_path, *flags, *TWO, write(tmp_path, TWO_RANKS))
     assert done.returncode == 0, done.stdout
     first = int(done.stdout.split("rank 0 is ")[1].split()[0])
     # c10/cuda/CUDACachingAllocator.cpp.
@@ -176,7 +176,7 @@ def test_ranks_on_one_gpu_take_turns(tmp_path, busy):
     seconds = []
     for gpus in (1, 2):
         options = ("--gpus", gpus, "--json", "n.json")
-        done = virtual(tmp_path, *options, *TORCHRUN, script, busy)
+        done = virtual(tmp_path, *options, *TWO, script, busy)
         assert done.returncode == 0, done.stdout
         numbers = json.loads((tmp_path / "n.json").read_text())
         seconds.append(numbers["simulated_seconds"])
@@ -216,7 +216,7 @@ torch.load("checkpoint")
 def test_a_checkpoint_without_map_location(tmp_path):
     """A rank gets a copy of rank 0's tensors on GPU 0, until that has no room."""
     script = write(tmp_path, CHECKPOINT)
-    done = virtual(tmp_path, "--memory", "64MiB", *TORCHRUN, script)
+    done = virtual(tmp_path, "--memory", "64MiB", *TWO, script)
     assert done.returncode == 1
     assert 'torch.load("checkpoint")' in done.stdout
     assert "GPU 0 has a total capacity of 64.00 MiB of which 4.00 MiB is free" in done.stdout

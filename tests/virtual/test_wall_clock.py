@@ -4,12 +4,9 @@ import threading
 import time
 import timeit
 
-import pytest
 import torch
 
 import multigpu
-from multigpu.errors import UserError
-from multigpu.virtual import face
 
 
 def gpu_second() -> None:
@@ -68,9 +65,3 @@ def test_a_programs_sleep_takes_simulated_time_with_either_clock():
             end.synchronize()
             assert time.monotonic() - began >= 0.04
             assert 20 <= start.elapsed_time(end) < 20.1
-
-
-def test_another_clock_is_refused():
-    with pytest.raises(UserError, match="clock is 'fast': give 'real' or 'simulated'"):
-        multigpu.gpus(2, clock="fast")
-    assert not face.is_on()

@@ -358,3 +358,36 @@ def test_a_share_outside_of_its_range_is_refused(field):
     wrong = {"sms": 0, "ramp": -1.0}.get(field, 1.01)
     with pytest.raises(UserError, match=field):
         replace(A100.shares, **{field: wrong})
+
+
+def matmul_seconds(gpu: str, dtype: torch.dtype) -> float:
+    with control.running(count=1, gpu=gpu, compute=False) as (device,):
+        x = torch.empty(4096, 4096, dtype=dtype, device=device)
+        x @ x
+        return seconds()
+
+
+@pytest.mark.parametrize("gpu", ["V100-16GB", "T4"])
+def test_without_bfloat16_units_a_product_in_it_is_no_faster_than_in_float32(gpu):
+    """cuBLAS has no tensor cores for it there."""
+    bfloat16 = matmul_seconds(gpu, torch.bfloat16)
+    assert bfloat16 == pytest.approx(matmul_seconds(gpu, torch.float32), rel=1e-3)
+    assert bfloat16 > 5 * matmul_seconds(gpu, torch.float16)
+    assert matmul_seconds("A100-40GB", torch.bfloat16) == matmul_seconds(
+        "A100-40GB", torch.float16
+    )
+
+
+def test_each_device_has_the_times_of_its_model():
+    with control.running(gpu=["A100-80GB", "T4"], compute=False) as devices:
+        took = []
+        for device in devices:
+            x = torch.empty(4096, 4096, dtype=HALF, device=device)
+            x @ x
+            took.append(seconds())
+            # Into pinned memory: into pageable memory the host's core is the limit.
+            x.to("cpu", non_blocking=True)
+        assert took[1] > 4 * took[0], "a T4 has a fifth of an A100's peak"
+        copies = [event for event in control.timeline().events if event.kind == "transfer"]
+        fast, slow = (copy.end - copy.start for copy in copies)
+        assert slow == pytest.approx(2 * fast, rel=0.01), "PCIe 4 and PCIe 3"

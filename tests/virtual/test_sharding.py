@@ -261,6 +261,35 @@ def ddp_with_a_static_graph():
     return difference(train(DDP(Net().to(device), static_graph=True), own_loss), SERIAL)
 
 
+def normalised(dtype, affine):
+    \"\"\"The largest difference to batch norm of all ranks' images: rank r has r + 1.\"\"\"
+    torch.manual_seed(0)
+    sizes = [rank + 1 for rank in range(ranks)]
+    images = torch.randn(sum(sizes), 3, 4, 5, dtype=dtype, device=device)
+    whole, grad = images.clone().requires_grad_(), torch.randn_like(images)
+    own = images.split(sizes)[rank].clone().requires_grad_()
+    serial = nn.BatchNorm2d(3, affine=affine).to(device)
+    for parameter in serial.parameters():
+        nn.init.uniform_(parameter)
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(serial))
+    expected, out = serial(whole), layer(own)
+    expected.backward(grad)
+    out.backward(grad.split(sizes)[rank])
+    pairs = [(out, expected.split(sizes)[rank]), (own.grad, whole.grad.split(sizes)[rank])]
+    pairs += zip(layer.buffers(), serial.buffers())
+    for parameter, right in zip(layer.parameters(), serial.parameters()):
+        dist.all_reduce(parameter.grad)
+        pairs.append((parameter.grad, right.grad))
+    assert all(one.dtype is other.dtype for one, other in pairs)
+    return max((one - other).abs().max().item() for one, other in pairs)
+
+
+@record
+def sync_batch_norm():
+    exact = [normalised(torch.float32, affine) for affine in (True, False)]
+    return [max(exact), normalised(torch.float16, True)]
+
+
 @record
 def a_checkpoint():
     net = sharded(Net().to(device))
@@ -334,6 +363,11 @@ def ranks(request, two, four):
 def test_sharded_training_equals_the_serial_run(four, what):
     """After five steps of AdamW."""
     assert [rank[what] < 1e-6 for rank in four] == [True] * 4, four[0][what]
+
+
+def test_sync_batch_norm_is_batch_norm_of_all_images(four):
+    for exact, half in (rank["sync_batch_norm"] for rank in four):
+        assert exact <= 1e-5 and half <= 2e-2
 
 
 def test_two_ranks_load_the_checkpoint_of_four(two):

@@ -60,17 +60,6 @@ def test_max_split_size(make):
     assert reserved(allocator) == 168 * MIB and allocator.num_retries == 0
 
 
-def test_expandable_segments_leave_no_gaps(make):
-    for settings, fits in (("", False), ("expandable_segments:True", True)):
-        allocator = make(120 * MIB, settings)
-        chunks = [allocator.malloc(20 * MIB, 0) for _ in range(6)]
-        for chunk in chunks[:4]:
-            allocator.free(chunk)
-        allocator.malloc(10 * MIB, 0)
-        # 70 MiB are left: in three segments and a part of one, or in one piece.
-        assert (allocator.malloc(65 * MIB, 0) is not None) == fits
-
-
 def test_expandable_segments_give_whole_pages_back(make):
     allocator = make(100 * MIB, "expandable_segments:True")
     first, second = allocator.malloc(30 * MIB, 0), allocator.malloc(5 * MIB, 0)

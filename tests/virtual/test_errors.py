@@ -75,27 +75,16 @@ def test_tensors_of_two_devices(two, wrong):
         wrong(*two)
 
 
+ON_GPU = "(torch.vgpu.FloatTensor)"
+ON_HOST = "(torch.FloatTensor)"
+
+
 @pytest.mark.parametrize(
     ("images", "weight", "bias", "words"),
     [
-        (
-            "vgpu:0",
-            "cpu",
-            "cpu",
-            "(torch.vgpu.FloatTensor) and weight type (torch.FloatTensor)",
-        ),
-        (
-            "cpu",
-            "vgpu:0",
-            "vgpu:0",
-            "(torch.FloatTensor) and weight type (torch.vgpu.FloatTensor)",
-        ),
-        (
-            "vgpu:0",
-            "vgpu:0",
-            "cpu",
-            "(torch.vgpu.FloatTensor) and bias type (torch.FloatTensor)",
-        ),
+        ("vgpu:0", "cpu", "cpu", f"{ON_GPU} and weight type {ON_HOST}"),
+        ("cpu", "vgpu:0", "vgpu:0", f"{ON_HOST} and weight type {ON_GPU}"),
+        ("vgpu:0", "vgpu:0", "cpu", f"{ON_GPU} and bias type {ON_HOST}"),
     ],
 )
 def test_a_convolution_with_tensors_of_the_host(two, images, weight, bias, words):
@@ -152,41 +141,25 @@ def test_each_thread_gets_its_own_exception(two):
     assert sorted(caught) == [(i, i) for i in range(4)]
 
 
-def layer_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, (3,), w[0])
-
-
-def embedding(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return F.embedding(x[0].long(), w)
-
-
-def scatter(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return x.scatter_(0, w.long(), 1.0)
-
-
-def cross_entropy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(x, w[0].long())
-
-
 @pytest.mark.parametrize(
-    ("call", "argument", "place", "others", "kernel"),
+    ("call", "argument", "place", "kernel"),
     [
-        (lambda x, w: w @ x, "mat2", "vgpu:0", "vgpu:1", "mm"),
-        (lambda x, w: F.linear(x, w, w[0]), "mat1", "vgpu:0", "vgpu:1", "addmm"),
-        (lambda x, w: torch.cat([x, w]), "tensors", "vgpu:1", "vgpu:0", "cat"),
-        (lambda x, w: torch.stack([x, w]), "tensors", "vgpu:1", "vgpu:0", "cat"),
-        (layer_norm, "weight", "vgpu:1", "vgpu:0", "_native_layer_norm"),
-        (embedding, "index", "vgpu:0", "vgpu:1", "_index_select"),
-        (cross_entropy, "target", "vgpu:1", "vgpu:0", "nll_loss_forward"),
-        (lambda x, w: torch.mm(x, x, out=w), "out", "vgpu:1", "vgpu:0", "mm_out_out"),
-        (scatter, "index", "vgpu:1", "vgpu:0", "scatter__value"),
+        (lambda x, w: w @ x, "mat2", 0, "mm"),
+        (lambda x, w: F.linear(x, w, w[0]), "mat1", 0, "addmm"),
+        (lambda x, w: torch.cat([x, w]), "tensors", 1, "cat"),
+        (lambda x, w: torch.stack([x, w]), "tensors", 1, "cat"),
+        (lambda x, w: F.layer_norm(x, (3,), w[0]), "weight", 1, "_native_layer_norm"),
+        (lambda x, w: F.embedding(x[0].long(), w), "index", 0, "_index_select"),
+        (lambda x, w: F.cross_entropy(x, w[0].long()), "target", 1, "nll_loss_forward"),
+        (lambda x, w: torch.mm(x, x, out=w), "out", 1, "mm_out_out"),
+        (lambda x, w: x.scatter_(0, w.long(), 1.0), "index", 1, "scatter__value"),
     ],
 )
-def test_the_argument_on_another_device_is_named(two, call, argument, place, others, kernel):
+def test_the_argument_on_another_device_is_named(two, call, argument, place, kernel):
     # As an H100 with torch 2.11 says it: benchmarks/gpu.
     x, w = (torch.ones(3, 3, device=device) for device in two)
-    words = f"{MISMATCH}, but got {argument} is on {place}, different from other tensors on "
-    words += f"{others} (when checking argument in method wrapper_VGPU_{kernel})"
+    words = f"{MISMATCH}, but got {argument} is on {two[place]}, different from other tensors "
+    words += f"on {two[1 - place]} (when checking argument in method wrapper_VGPU_{kernel})"
     with pytest.raises(RuntimeError, match=f"^{re.escape(words)}$"):
         call(x, w)
 
@@ -339,6 +312,7 @@ def test_starting_twice_and_stopping():
     [
         ({"count": 0}, "count.* 0.* 1 to 128"),
         ({"gpu": "V1000"}, 'GPU "V1000".*V100-16GB, .*A100-40GB.*Gpu'),
+        ({"count": 3, "gpu": ["T4", "A10"]}, "2 GPUs are named: give one name for all, or 3"),
         ({"link": "NVLink9"}, 'link "NVLink9".*PCIe3.*NVLink4.*Link'),
         ({"between_nodes": "HDR200"}, "link between nodes.*gpus_per_node"),
         ({"gpus_per_node": 1}, "gpus_per_node.*between_nodes.*HDR200.*Ethernet10.*Link"),

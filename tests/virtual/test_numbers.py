@@ -14,25 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from multigpu.models import CNN
 
 
-class Function(nn.Module):
-    """A module that applies a function to its input and its one parameter."""
-
-    def __init__(self, function, *shape):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(shape))
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x, self.weight)
-
-
-def attention(x, weight):
-    q, k, v = (x @ weight).reshape(4, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
-    mask = torch.ones(7, 7, dtype=torch.bool, device=x.device).tril()
-    causal = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return causal + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
 class Cells(nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -60,7 +41,6 @@ class Checkpointed(nn.Module):
 # {name: (make the model, make its input)}. The kernels are the CPU's, so the bits are equal.
 SAME_KERNELS = {
     "the course's CNN": (CNN, lambda: torch.randn(8, 1, 8, 8)),
-    "attention": (lambda: Function(attention, 12, 36), sequences),
     "transformer encoder": (lambda: encoder(0.0), sequences),
 }
 # A GPU adds, or draws random numbers, in another order than the CPU: the last bits may differ.
@@ -70,10 +50,6 @@ OTHER_KERNELS = {
         sequences,
     ),
     "transformer encoder with dropout": (lambda: encoder(0.1), sequences),
-    "multi-head attention": (
-        lambda: Function(lambda x, w: F.softmax(x @ w @ x.mT, -1) @ x, 12, 12),
-        sequences,
-    ),
     "RNN": (lambda: nn.RNN(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "LSTM": (lambda: nn.LSTM(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "GRU": (lambda: nn.GRU(12, 6, 2, batch_first=True, bidirectional=True), sequences),
@@ -271,55 +247,3 @@ def test_attention_with_a_mask_that_needs_a_gradient(two):
         mask,
         device=two[0],
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_sync_batch_norms_kernels_equal_batch_norm_of_the_whole_batch(two, dtype):
-    """Two ranks, with two and four images: the kernels of torch's SyncBatchNorm."""
-    x = torch.randn(6, 3, 4, 5, device=two[0], dtype=dtype, requires_grad=True)
-    layer = nn.BatchNorm2d(3).to(two[0])
-    layer = layer.double() if dtype is torch.float64 else layer
-    nn.init.uniform_(layer.weight)
-    nn.init.uniform_(layer.bias)
-    running = [layer.running_mean.clone(), layer.running_var.clone()]
-    expected = layer(x)
-    grad = torch.randn_like(expected)
-    expected.backward(grad)
-
-    parts = x.detach().split([2, 4])
-    means, invstds = zip(*(torch.batch_norm_stats(part, 1e-5) for part in parts), strict=True)
-    counts = torch.tensor([40.0, 80.0], device=two[0])
-    mean, invstd = torch.batch_norm_gather_stats_with_counts(
-        parts[0], torch.stack(means), torch.stack(invstds), *running, 0.1, 1e-5, counts
-    )
-    weight = layer.weight.detach()
-    out = [
-        torch.batch_norm_elemt(part, weight, layer.bias.detach(), mean, invstd, 1e-5)
-        for part in parts
-    ]
-    grads = grad.split([2, 4])
-    sums = [
-        torch.batch_norm_backward_reduce(g, part, mean, invstd, weight, True, True, True)
-        for g, part in zip(grads, parts, strict=True)
-    ]
-    totals = [one + other for one, other in zip(*sums, strict=True)]
-    grad_x = [
-        torch.batch_norm_backward_elemt(
-            g, part, mean, invstd, weight, *totals[:2], counts.int()
-        )
-        for g, part in zip(grads, parts, strict=True)
-    ]
-    pairs = [
-        (torch.cat(out), expected.detach()),
-        (torch.cat(grad_x), x.grad),
-        (totals[2], layer.weight.grad),
-        (totals[3], layer.bias.grad),
-        (running[0], layer.running_mean),
-        (running[1], layer.running_var),
-    ]
-    limit = 1e-12 if dtype is torch.float64 else 2e-2
-    for actual, right in pairs:
-        assert actual.dtype is right.dtype
-        assert (actual - right).abs().max().item() <= limit
-    bare = torch.batch_norm_elemt(x.detach(), None, None, mean, invstd, 1e-5)
-    assert bare.float().mean().abs().item() < 1e-3

@@ -5,11 +5,10 @@ import random
 
 import pytest
 import torch
-from compare_devices import CABLE, ROUND, last
+from compare_devices import last, seconds
 
 from multigpu.virtual import control
 from multigpu.virtual.sim import machine
-from multigpu.virtual.sim.clock import Event
 from multigpu.virtual.sim.notes import take_events
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 from multigpu.virtual.sim.streams import INTERRUPTED, Engine
@@ -18,18 +17,8 @@ from multigpu.virtual.sim.streams import INTERRUPTED, Engine
 ADD = 2e-3 + KERNEL_OVERHEAD
 
 
-@pytest.fixture
-def gpus():
-    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
-        yield devices
-
-
 def megabyte(device: torch.device | str = "cpu") -> torch.Tensor:
     return torch.zeros(250_000, device=device)
-
-
-def seconds(event: Event) -> float:
-    return event.end - event.start
 
 
 # ---- copies ----

@@ -62,19 +62,6 @@ def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
         torch.save(state, file)
 
 
-def test_a_function_says_where_a_storage_goes(two, tmp_path):
-    torch.save({"a": torch.ones(2), "b": torch.ones(2, device=two[0])}, tmp_path / "two.pt")
-    loaded = torch.load(tmp_path / "two.pt", map_location=lambda storage, _: storage.vgpu(1))
-    assert [tensor.device for tensor in loaded.values()] == [two[1], two[1]]
-    assert torch.vgpu.memory_allocated(two[1]) == 1024
-    torch.vgpu.set_device(1)
-    storage = torch.ones(2).untyped_storage()
-    assert storage.vgpu().device == storage.vgpu("vgpu").device == two[1]
-    assert storage.device.type == "cpu"
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        storage.vgpu(2)
-
-
 def test_pickle_and_deepcopy(two):
     model = nn.Linear(3, 2).to(two[1])
     model.weight.grad = torch.ones_like(model.weight)

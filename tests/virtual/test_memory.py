@@ -1,5 +1,5 @@
 """The memory meter counts what a GPU would allocate, frees at once, and runs out as a GPU
-does."""
+does; a storage has an address and a size."""
 
 import copy
 import signal
@@ -75,39 +75,6 @@ def test_in_place_and_out(small):
     assert allocated(small[0]) == MIB // 2
     x.set_(torch.zeros(64, 1024, device=small[0]))
     assert allocated(small[0]) == MIB // 4
-
-
-def test_peak(small):
-    x = torch.zeros(256, 1024, device=small[0])
-    (x + 1).mul(2)
-    assert torch.vgpu.max_memory_allocated(small[0]) == 3 * MIB
-    assert allocated(small[0]) == MIB
-    torch.vgpu.reset_peak_memory_stats(small[0])
-    assert torch.vgpu.max_memory_allocated(small[0]) == MIB
-    assert torch.vgpu.mem_get_info(small[0]) == (63 * MIB, 64 * MIB)
-    assert torch.vgpu.memory_stats(0)["allocated_bytes.all.peak"] == MIB
-    assert torch.vgpu.get_device_properties(0).total_memory == 64 * MIB
-    torch.vgpu.empty_cache()
-    with torch.vgpu.device(1):
-        assert torch.vgpu.current_device() == 1
-        assert torch.vgpu.memory_allocated() == 0
-        assert torch.zeros(1, device="vgpu").device == small[1]
-    assert torch.vgpu.current_device() == 0
-    assert torch.vgpu.device_count() == 2
-
-
-def test_a_training_step_frees_its_memory(small):
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to(small[0])
-    update = torch.optim.AdamW(model.parameters())
-    after = []
-    for _ in range(4):
-        update.zero_grad(set_to_none=True)
-        model(torch.zeros(128, 64, device=small[0])).sum().backward()
-        update.step()
-        after.append(allocated(small[0]))
-    assert after[1] == after[2] == after[3]
-    del model, update
-    assert allocated(small[0]) == 0
 
 
 def test_out_of_memory_in_cudas_words(small):
@@ -194,13 +161,8 @@ def test_memory_by_category(small):
     model.register_buffer("alias", model[0].weight.detach())
     update = torch.optim.Adam(model.parameters())
     nbytes = 256 * KIB
-    assert control.memory_held(model, update)[small[0]] == {
-        "weights": nbytes,
-        "gradients": 0,
-        "optimizer": 0,
-        "workspaces": 0,
-        "activations": 0,
-    }
+    held = control.memory_held(model, update)[small[0]]
+    assert held["weights"] == sum(held.values()) == nbytes
     x = torch.zeros(128, 256, device=small[0])
     out = model(x).sum()
     after_forward = control.memory_held(model, update)
@@ -312,3 +274,57 @@ def test_the_backward_of_softmax_has_a_temporary(small, operation, times, dtype)
             out.backward(out.detach())
     else:
         out.backward(out.detach())
+
+
+# ---- storages ----
+
+
+def test_each_storage_has_an_address_and_views_have_an_offset(two):
+    x = torch.ones(4, 8, device=two[0])
+    y = torch.ones(4, 8, device=two[0])
+    z = torch.ones(4, 8, device=two[1])
+    addresses = [tensor.data_ptr() for tensor in (x, y, z)]
+    assert len({0, *addresses}) == 4
+    assert abs(addresses[0] - addresses[1]) >= x.nbytes, "the storages do not overlap"
+    assert addresses == [tensor.data_ptr() for tensor in (x, y, z)]
+    assert x[1:].data_ptr() == x.data_ptr() + 32
+    assert x.detach().data_ptr() == x.untyped_storage().data_ptr() == x.data_ptr()
+    assert torch.empty(0, device=two[0]).data_ptr() == 0
+    x.add_(1)
+    assert x.data_ptr() == addresses[0]
+
+
+def test_a_storage_belongs_to_the_device(two):
+    x = torch.arange(4.0, device=two[1])
+    storage = x.untyped_storage()
+    assert storage.nbytes() == storage.size() == 16
+    assert storage.device == two[1]
+    assert x.view(2, 2).untyped_storage() is storage
+    assert isinstance(storage, torch.UntypedStorage)
+    assert x._typed_storage().device == two[1]
+    copied = storage.cpu()
+    assert copied.device.type == "cpu"
+    assert copied.nbytes() == 16
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_resizing_a_storage_to_nothing_frees_its_memory(compute):
+    with control.running(count=1, memory="65KiB", compute=compute) as (device,):
+        x = torch.ones(4 * KIB, device=device)
+        view = x.view(2, -1)[1]
+        storage = x.untyped_storage()
+        storage.resize_(0)
+        assert torch.vgpu.memory_allocated() == 0
+        assert storage.nbytes() == 0
+        assert storage.data_ptr() == x.data_ptr() == 0
+        other = torch.ones(12 * KIB, device=device)
+        for use in (x.sum, x.cpu, lambda: other[: 4 * KIB].copy_(x), lambda: view.add_(1)):
+            with pytest.raises(RuntimeError, match="has been resized to 0 bytes"):
+                use()
+        assert other.sum().item() == 12 * KIB if compute else True
+        storage.resize_(x.nbytes)
+        assert torch.vgpu.memory_allocated() == 64 * KIB
+        assert x.data_ptr() == view.data_ptr() - 8 * KIB != 0
+        x.fill_(3)
+        if compute:
+            assert view.sum().item() == 3 * 2 * KIB

@@ -1,29 +1,20 @@
 """Simulated times follow the rules of sim/clock.py and sim/cost.py, and are the same in each
 run."""
 
+import itertools
+
 import pytest
 import torch
-from compare_devices import CABLE, ROUND, last, pipeline
+from compare_devices import CABLE, last, seconds
 from torch import nn
 
 from multigpu import LINKS, Gpu
 from multigpu.virtual import control
 from multigpu.virtual.sim import machine
-from multigpu.virtual.sim.event import Event
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
 KIB = 2**10
-
-
-@pytest.fixture
-def round_gpus():
-    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
-        yield devices
-
-
-def seconds(event: Event) -> float:
-    return event.end - event.start
 
 
 @pytest.mark.parametrize(
@@ -66,8 +57,8 @@ def test_flops_of_a_convolution_and_its_derivatives():
         assert seconds(backward) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_host_continues_and_the_device_executes_in_order(round_gpus):
-    first, _ = round_gpus
+def test_the_host_continues_and_the_device_executes_in_order(gpus):
+    first, _ = gpus
     x = torch.zeros(250_000, device=first)
     start = control.elapsed()
     for _ in range(3):
@@ -83,9 +74,9 @@ def test_the_host_continues_and_the_device_executes_in_order(round_gpus):
     assert control.elapsed() == events[2].end
 
 
-def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
-    x = torch.zeros(250_000, device=round_gpus[0])
-    indices = torch.arange(3, device=round_gpus[0])
+def test_indices_do_not_make_the_host_wait_and_masks_do(gpus):
+    x = torch.zeros(250_000, device=gpus[0])
+    indices = torch.arange(3, device=gpus[0])
     mask = x > 0
     clock = machine.current().clock
     x.add_(1)
@@ -95,16 +86,16 @@ def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
     assert clock.main_thread.time > clock.busy_until(0) - 1e-3
 
 
-def test_views_take_no_time(round_gpus):
-    x = torch.zeros(4, 4, device=round_gpus[0])
+def test_views_take_no_time(gpus):
+    x = torch.zeros(4, 4, device=gpus[0])
     before = control.elapsed()
     views = [x.view(16), x.t(), x[1:], x.detach(), x.expand(2, 4, 4)]
     assert len(views) == 5
     assert control.elapsed() == before
 
 
-def test_transfers(round_gpus):
-    first, second = round_gpus
+def test_transfers(gpus):
+    first, second = gpus
     megabyte = torch.zeros(250_000)
     before = control.elapsed()
     x = megabyte.to(first)
@@ -130,10 +121,10 @@ def test_transfers(round_gpus):
     assert last("transfer").name == "vgpu:1 → host"
 
 
-def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus):
+def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(gpus):
     clock = machine.current().clock
     data = torch.zeros(250_000)
-    data.to(round_gpus[0], non_blocking=True)
+    data.to(gpus[0], non_blocking=True)
     # The host waits for a copy from pageable memory.
     assert clock.main_thread.time == clock.busy_until(0)
     pinned = data.pin_memory()
@@ -142,40 +133,23 @@ def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus)
     assert pinned[5:].is_pinned()
     assert not data.is_pinned()
     assert pinned.pin_memory() is pinned
-    pinned.to(round_gpus[0], non_blocking=True)
+    pinned.to(gpus[0], non_blocking=True)
     assert clock.main_thread.time == pytest.approx(before + LAUNCH_OVERHEAD)
     assert clock.busy_until(0) > clock.main_thread.time
     with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.vgpu\.FloatTensor'"):
-        data.to(round_gpus[0]).pin_memory()
+        data.to(gpus[0]).pin_memory()
+    with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+        torch.empty(4, device=gpus[0], pin_memory=True)
 
 
-def test_events_have_the_phases_of_a_step(round_gpus):
-    model = nn.Linear(4, 4).to(round_gpus[0])
-    update = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.ones(2, 4, device=round_gpus[0])).sum().backward()
-    update.step()
-    phases = [event.phase for event in control.timeline().events if event.kind == "compute"]
-    assert set(phases) == {"forward", "backward", "update"}
-    assert sorted(phases, key=["forward", "backward", "update"].index) == phases
-
-
-def test_times_are_the_same_in_each_run_and_without_numbers():
-    runs = []
-    for compute in (True, False):
-        with control.running(count=2, compute=compute) as devices:
-            pipeline(devices, 4)
-            runs.append((control.elapsed(), control.timeline().events))
-    assert runs[0] == runs[1]
-
-
-def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus):
+def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(gpus):
     """Two replicas' threads start at the main thread's time, and each pays for both threads.
 
     The main thread waits for the later one.
     """
     from threading import Thread
 
-    x = torch.zeros(10, device=round_gpus[0])
+    x = torch.zeros(10, device=gpus[0])
     clock = machine.current().clock
     start = control.elapsed()
     clock.num_replica_threads = 2
@@ -191,13 +165,13 @@ def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus
     assert clock.main_thread.time == pytest.approx(start + (5 * 2 + 1) * LAUNCH_OVERHEAD)
 
 
-def test_backward_has_a_host_thread_for_each_device(round_gpus):
+def test_backward_has_a_host_thread_for_each_device(gpus):
     """As in autograd for GPUs: two launch-bound backward passes at once take the time of
     one."""
-    weights = [torch.ones(10, device=device, requires_grad=True) for device in round_gpus]
+    weights = [torch.ones(10, device=device, requires_grad=True) for device in gpus]
 
     def backward_seconds(outs):
-        loss = sum(out.sum().to(round_gpus[0]) for out in outs)
+        loss = sum(out.sum().to(gpus[0]) for out in outs)
         start = control.elapsed()
         loss.backward()
         return control.elapsed() - start
@@ -215,18 +189,17 @@ def test_backward_has_a_host_thread_for_each_device(round_gpus):
     assert both < 1.3 * one + CABLE.latency * 2
 
 
-def test_the_phase_update_ends_with_a_step_that_raises():
+def test_the_phases_of_a_step_and_of_a_step_that_raises():
     with control.running(count=1, memory="1MiB") as (device,):
         weight = torch.ones(100 * KIB, device=device, requires_grad=True)
-        weight.grad = torch.ones(100 * KIB, device=device)
+        (weight[:2] * 2).sum().backward()
+        torch.optim.SGD([weight], lr=0.1).step()
         with pytest.raises(torch.OutOfMemoryError):
             torch.optim.Adam([weight]).step()
-        weight.grad = None
-        (weight[:2] * 2).sum().backward()
         weight.detach().add_(1)
-        phases = [event.phase for event in control.timeline().events]
-        assert phases[-1] == "forward"
-        assert "backward" in phases
+        events = [event for event in control.timeline().events if event.kind == "compute"]
+        phases = [phase for phase, _ in itertools.groupby(event.phase for event in events)]
+        assert phases == ["forward", "backward", "update", "forward"]
 
 
 def test_an_expanded_tensor_takes_less_time_than_a_dense_one(two):
@@ -234,3 +207,54 @@ def test_an_expanded_tensor_takes_less_time_than_a_dense_one(two):
     expanded = seconds(last())
     torch.ones(64, 1024, 1024, device=two[0]).sum()
     assert expanded < 0.1 * seconds(last())
+
+
+# ---- pinned memory ----
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: torch.empty(4, **options),
+        lambda **options: torch.zeros((2, 2), **options),
+        lambda **options: torch.tensor([1.0], **options),
+        lambda **options: torch.empty_like(torch.ones(3), **options),
+        lambda **options: torch.randn(3, **options),
+    ],
+)
+def test_a_factory_makes_pinned_memory(two, make):
+    assert make(pin_memory=True).is_pinned()
+    assert make(pin_memory=True)[:1].is_pinned()
+    assert not make(pin_memory=False).is_pinned()
+    assert not make().is_pinned()
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_the_host_waits_for_a_copy_into_memory_that_is_not_pinned(two, is_pinned):
+    x = torch.ones(2**20, device=two[0])
+    target = torch.empty(2**20, pin_memory=is_pinned)
+    side = torch.vgpu.current_stream()
+    target.copy_(x, non_blocking=True)
+    assert side.query() is not is_pinned
+    # A new tensor is pinned, as on CUDA.
+    assert x.to("cpu", non_blocking=True).is_pinned()
+    assert not x.cpu().is_pinned()
+
+
+@pytest.mark.parametrize("copy", ["to the GPU", "to the GPU, into a tensor", "back"])
+def test_a_copy_of_pinned_memory_is_faster(copy):
+    """64 MiB, in GB/s; measured on an H100: 54.4 and 54.5 pinned, 8.2 and 13.6 pageable."""
+    found = {}
+    for is_pinned in (True, False):
+        with control.running(1, gpu="H100-80GB") as (gpu,):
+            host = torch.empty(2**24, pin_memory=is_pinned)
+            x = torch.empty(2**24, device=gpu)
+            if copy == "back":
+                host.copy_(x)
+            elif copy == "to the GPU":
+                host.to(gpu)
+            else:
+                x.copy_(host)
+            found[is_pinned] = 2**26 / seconds(last("transfer")) / 1e9
+    assert found[True] == pytest.approx(54.4, rel=0.02)
+    assert 8.2 < found[False] < 13.6

@@ -2,19 +2,13 @@
 
 import pytest
 import torch
-from compare_devices import CABLE, ROUND, last
+from compare_devices import last
 from torch.utils.checkpoint import checkpoint
 
 from multigpu.virtual import control
 from multigpu.virtual.sim.clock import Event
 
 MEGABYTE = 250_000
-
-
-@pytest.fixture
-def gpus():
-    with control.running(count=2, gpu=ROUND, link=CABLE) as devices:
-        yield devices
 
 
 def weight(device: torch.device) -> torch.Tensor:

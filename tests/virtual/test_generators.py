@@ -43,6 +43,13 @@ def test_a_generator_of_a_device(two):
     assert type(torch.Generator()) is torch.Generator
 
 
+def test_a_subclass_of_generator(two):
+    class Subclass(torch.Generator):
+        pass
+
+    assert type(Subclass()) is Subclass
+
+
 def test_a_generators_copies_stay_on_its_device(two):
     generator = torch.Generator(device=two[1]).manual_seed(3)
     copies = [
@@ -54,16 +61,6 @@ def test_a_generators_copies_stay_on_its_device(two):
     for duplicate in copies:
         assert duplicate.device == two[1]
         assert torch.equal(torch.randn(2, device=two[1], generator=duplicate), expected)
-
-
-def test_subclasses_of_generator(two):
-    class Subclass(torch.Generator):
-        pass
-
-    assert type(Subclass()) is Subclass
-    assert isinstance(Subclass(), torch.Generator)
-    assert issubclass(type(torch.default_generator), torch.Generator)
-    assert torch.Generator().device.type == "cpu"
 
 
 def test_a_state_has_16_bytes_as_on_cuda(two):
@@ -95,21 +92,14 @@ def test_a_state_continues_where_it_was_read(two, tmp_path):
         torch.manual_seed(8)
         torch.vgpu.set_rng_state(saved, 1)
         assert torch.equal(torch.randn(5, device=two[1]), expected)
-    torch.vgpu.set_rng_state_all([state, state])
-    assert torch.equal(torch.randn(5, device=two[0]).cpu(), expected.cpu())
-
-
-def test_a_file_continues_in_another_process(two, tmp_path, monkeypatch):
-    torch.manual_seed(7)
-    torch.randn(3, device=two[0])
-    torch.save(torch.vgpu.get_rng_state(), tmp_path / "state.pt")
-    expected = torch.randn(5, device=two[0])
     # Another process remembers no states.
     for _ in range(2 * REMEMBERED):
         torch.rand(1, device=two[0])
         torch.vgpu.get_rng_state()
-    torch.vgpu.set_rng_state(torch.load(tmp_path / "state.pt"))
-    assert torch.equal(torch.randn(5, device=two[0]), expected)
+    torch.vgpu.set_rng_state(torch.load(tmp_path / "states.pt")["states"][1], 1)
+    assert torch.equal(torch.randn(5, device=two[1]), expected)
+    torch.vgpu.set_rng_state_all([state, state])
+    assert torch.equal(torch.randn(5, device=two[0]).cpu(), expected.cpu())
 
 
 def test_each_offset_gives_numbers_of_its_own(two):

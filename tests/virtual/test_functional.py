@@ -58,18 +58,6 @@ warnings.simplefilter("ignore")
 (device,) = control.start(1)
 join()
 world = dist.group.WORLD
-results = {}
-
-
-def record(call):
-    since = len(control.timeline().events)
-    numbers = call()
-    events = [e for e in control.timeline().events[since:] if e.kind == "collective"]
-    numbers = numbers if isinstance(numbers, list) else [numbers]
-    results[call.__name__] = {
-        "numbers": [tensor.tolist() for tensor in numbers],
-        "spans": [[e.name, e.end - e.start] for e in events],
-    }
 
 
 def rows(*numbers):
