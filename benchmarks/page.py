@@ -138,6 +138,9 @@ def others() -> list[str]:
     verdicts = [row["verdict"] for row in prove["outside"]["rows"]]
     holds, fails, unknown = map(verdicts.count, ("holds", "fails", "unknown"))
     alarms, cost = prove["false_alarms"], prove["costs"]
+    peer = report("peer")
+    tests = peer["counts"]
+    public = sum(tests[kind] for kind in ("passed", "documented", "differs"))
     faults = report("faults")
     well = faults["faults"] - faults["failed"]
     grading = {row["name"]: row["median"] for row in report("grading")["rows"]}
@@ -164,6 +167,9 @@ def others() -> list[str]:
         f"| a step with the recorder of `multigpu prove` ÷ without, GPT of 10.8 million "
         f"parameters | {cost['step']['median']:.2f}×, memory {cost['memory']['median']:.2f}× "
         f"| `prove`; goals 1.25 and 1.15 |",
+        f"| tests of Lightning {peer['lightning']}, of public behaviour, that pass with this "
+        f"Trainer | {tests['passed']} of {public}; {tests['documented']} others need what it "
+        f"refuses in a sentence or does otherwise on purpose | `peer` |",
         f"| elastic runs killed at a random moment that end as if never killed "
         f"| {well} of {faults['faults']} | `faults` |",
         f"| seconds to grade 100 submissions | {ours:.0f}; nbgrader {nbgrader:.0f} "

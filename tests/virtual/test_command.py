@@ -78,6 +78,12 @@ def test_the_exit_code_is_the_programs(tmp_path, end, code):
     assert ("without Python's end" in done.stdout) == (code != 7)
 
 
+def test_a_command_that_fails_before_it_uses_a_gpu(tmp_path):
+    done = virtual(tmp_path, write(tmp_path, "raise SystemExit(2)"))
+    assert done.returncode == 2
+    assert "The command failed before it used a virtual GPU." in done.stdout
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [
