@@ -174,8 +174,7 @@ def main(args):
             checkpoint = torch.load(args.resume, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SystemExit(error) from None
-    found = checkpoint.get("settings", "none, as it is no last.pt")
-    if found != settings:
+    if (found := checkpoint.get("settings", "none, as it is no last.pt")) != settings:
         raise SystemExit(f"{args.resume} has other settings: {found}.")
     device = join(rank, ranks, local_rank)
     if rank == 0:
@@ -193,6 +192,7 @@ def main(args):
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     for name in parts.keys() & checkpoint.keys():
         parts[name].load_state_dict(checkpoint[name])
+
     history = checkpoint["history"]
     for epoch in range(len(history), args.epochs):
         sampler.set_epoch(epoch)
