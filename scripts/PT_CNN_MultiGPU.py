@@ -165,7 +165,7 @@ def main(args):
     if args.epochs < 1 or args.batch_size < 1 or args.batch_size % shares:
         raise SystemExit(f"--batch-size must be a multiple of {shares}, --epochs at least 1.")
     settings = {name: vars(args)[name] for name in ("batch_size", "lr", "amp", "seed")}
-    checkpoint = {"settings": settings, "history": []}
+    checkpoint = {"history": [], "settings": settings}
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()  # it is writable
