@@ -167,8 +167,8 @@ def others() -> list[str]:
         f"| a step with the recorder of `multigpu prove` ÷ without, GPT of 10.8 million "
         f"parameters | {cost['step']['median']:.2f}×, memory {cost['memory']['median']:.2f}× "
         f"| `prove`; goals 1.25 and 1.15 |",
-        f"| tests of Lightning {peer['lightning']}, of public behaviour, that pass with this "
-        f"Trainer | {tests['passed']} of {public}; {tests['documented']} others need what it "
+        f"| of Lightning's own tests, those of public behaviour that pass with this Trainer "
+        f"| {tests['passed']} of {public}; {tests['documented']} others need what it "
         f"refuses in a sentence or does otherwise on purpose | `peer` |",
         f"| elastic runs killed at a random moment that end as if never killed "
         f"| {well} of {faults['faults']} | `faults` |",

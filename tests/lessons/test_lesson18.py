@@ -121,7 +121,7 @@ def recorded(folder: Path) -> str:
     """The report of `multigpu virtual` on `order`, and torchfrtrace's on what it recorded."""
     recorder = {"TORCH_NCCL_DUMP_ON_TIMEOUT": 1, "TORCH_FR_DUMP_TEMP_FILE": folder / "trace_"}
     flags = ("--patient", "order", "--timeout", 60)
-    done = virtual(folder, "--gpus", 2, "--timeout", 1, *TWO, SCRIPT, *flags, **recorder)
+    done = virtual(folder, "--gpus", 2, "--timeout", 5, *TWO, SCRIPT, *flags, **recorder)
     analysed = run_script(Path("-m"), *FR_TRACE, "--prefix", "trace_", folder)
     return done.stdout + analysed.stdout
 
@@ -137,7 +137,7 @@ def test_the_stacks_are_under_the_condition_and_in_the_barrier(printed):
 @pytest.mark.slow
 def test_with_nccl_the_barrier_takes_the_all_reduce_and_the_stack_is_a_line_further(tmp_path):
     flags = ("--patient", "condition", "--timeout", 60)
-    done = virtual(tmp_path, "--gpus", 2, "--timeout", 1, *TWO, SCRIPT, *flags)
+    done = virtual(tmp_path, "--gpus", 2, "--timeout", 5, *TWO, SCRIPT, *flags)
     barrier = line_of("dist.barrier", "def condition")
     assert re.search(rf"rank 0 waits in barrier .*PT_Clinic.py:{barrier}\n", done.stdout)
     assert "mean loss" in done.stdout, "rank 0 has gone on, with a wrong number"
@@ -147,7 +147,7 @@ def test_with_nccl_the_barrier_takes_the_all_reduce_and_the_stack_is_a_line_furt
 def test_without_the_barrier_the_report_names_the_condition(tmp_path):
     (tmp_path / "copy18.py").write_text(TEXT.replace("    dist.barrier()", "    # barrier"))
     flags = ("--patient", "condition", "--timeout", 60)
-    done = virtual(tmp_path, "--gpus", 2, "--timeout", 1, *TWO, "copy18.py", *flags)
+    done = virtual(tmp_path, "--gpus", 2, "--timeout", 5, *TWO, "copy18.py", *flags)
     assert "likely: all_reduce is called under `if rank == 0 or cured`" in done.stdout
 
 
@@ -237,7 +237,7 @@ def other(name: str) -> Path:
 def test_a_rank_stops_by_its_own_loss(tmp_path):
     rank, line, _ = right_answers("stopping")
     path = other("stopping")
-    done = virtual(tmp_path, "--gpus", 2, "--timeout", 1, *TWO, path)
+    done = virtual(tmp_path, "--gpus", 2, "--timeout", 5, *TWO, path)
     after = line_of("dist.all_reduce(loss)", "loss.detach()", path)
     assert re.search(rf"rank {rank} waits in .*stopping.py:{after}\n", done.stdout), (
         done.stdout
@@ -249,7 +249,7 @@ def test_a_rank_stops_by_its_own_loss(tmp_path):
 @pytest.mark.slow
 def test_a_stage_waits_for_one_message_too_many(tmp_path):
     rank, line, _ = right_answers("stages")
-    done = virtual(tmp_path, "--gpus", 2, "--timeout", 1, *TWO, other("stages"))
+    done = virtual(tmp_path, "--gpus", 2, "--timeout", 5, *TWO, other("stages"))
     assert re.search(rf"rank {rank} waits in recv .*stages.py:{line}\n", done.stdout)
     assert "micro-batch 3:" in done.stdout and "micro-batch 4:" not in done.stdout
 

@@ -81,17 +81,22 @@ class Kernel:
 
     def descendants(self) -> list[psutil.Process]:
         """The processes that cells have started and that still run."""
-        return [
-            process
-            for process in self.process.children(recursive=True)
-            if process.status() != psutil.STATUS_ZOMBIE
-            and "resource_tracker" not in " ".join(process.cmdline())
-        ]
+        return list(filter(still_runs, self.process.children(recursive=True)))
 
     def stop(self) -> None:
         """End the kernel."""
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
+
+
+def still_runs(process: psutil.Process) -> bool:
+    """Whether a process runs that is no resource tracker. It can end while it is asked."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

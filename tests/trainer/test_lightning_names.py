@@ -94,6 +94,7 @@ def test_the_names_of_lightning_s_modules():
         (L.callbacks, "BatchSizeFinder", "multigpu.memory_held"),
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
         (L.utilities, "rank_zero_info", "@rank_zero_only"),
+        (L.utilities, "grad_norm", "get_total_norm"),
         (L, "Fabric", "connect, setup and close"),
         (L.strategies, "FSDPStrategy", "pipeline"),
     ],
