@@ -120,14 +120,12 @@ def draw(model, labels):
 def main():
     parser = argparse.ArgumentParser(description="Train a GPT that draws digits.")
     sizes = dict(epochs=6, batch_size=32, layers=2, hidden=48, heads=4)
-    for name, default in sizes.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    for name, default in (sizes | dict(lr=0.006, seed=0)).items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], default="fp32")
     ways = ["none", "selective", "full", "hand"]
     parser.add_argument("--checkpointing", choices=ways, default="none")
     parser.add_argument("--attention", choices=["flash", "math"], default="flash")
-    parser.add_argument("--lr", type=float, default=0.006)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", help="an .npz file (default: the digits)")
     parser.add_argument("--out", type=Path, default=Path("results/PT_GPT_Memory"))
     args = parser.parse_args()
@@ -152,10 +150,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     for epoch in range(args.epochs):
         order = torch.Generator().manual_seed(args.seed + epoch)  # as DistributedSampler's
-        rows = torch.randperm(len(train), generator=order)[: steps * args.batch_size]
-        loss = 0
-        for batch in rows.view(steps, -1):
-            loss += train_step(model, optimizer, train[batch], half) / steps
+        batches = torch.randperm(len(train), generator=order).split(args.batch_size)[:steps]
+        loss = sum(train_step(model, optimizer, train[rows], half) for rows in batches) / steps
         print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
     for rows in draw(model, torch.arange(10, device=device)).transpose(0, 1):
         print("  ".join("".join(" .:-=+*#@"[grey // 2] for grey in row) for row in rows))

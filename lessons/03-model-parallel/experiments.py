@@ -368,18 +368,6 @@ def joined(steps: Sequence[RankStep]) -> multigpu.Timeline:
     return timeline
 
 
-def phases(timeline: multigpu.Timeline) -> list[dict[str, float]]:
-    """The milliseconds of computing in each phase, by lane."""
-    milliseconds = []
-    for lane in range(len(timeline.lanes)):
-        spent: dict[str, float] = defaultdict(float)
-        for event in timeline.events:
-            if event.kind == "compute" and event.device == lane:
-                spent[event.phase] += 1e3 * (event.end - event.start)
-        milliseconds.append(spent)
-    return milliseconds
-
-
 def compared(
     timelines: dict[str, multigpu.Timeline],
 ) -> tuple[dict[str, float], dict[str, float]]:

@@ -119,12 +119,6 @@ def draw_worlds(found: list[list], title: str) -> "Figure":
     return fig
 
 
-def worlds(found: list[list]) -> list[int]:
-    """The world sizes in their order, without repeats: [1, 2, 1]."""
-    sizes = [size for _, size, _ in found]
-    return [size for index, size in enumerate(sizes) if index == 0 or size != sizes[index - 1]]
-
-
 # ---- traps ----------------------------------------------------------------------------------
 
 

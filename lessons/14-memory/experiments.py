@@ -229,22 +229,6 @@ def draw_digits(images: torch.Tensor) -> "Figure":
     return figure
 
 
-def four_ways(model: Model, batch: int) -> dict[str, tuple[float, float]]:
-    """(peak in GiB, simulated seconds) of a step with each checkpointing; prints them."""
-    found = {}
-    for checkpointing in ("none", "selective", "full"):
-        training = Training(
-            batch, precision="bf16-mixed", checkpointing=checkpointing, attention="math"
-        )
-        peak, _, seconds = meter(model, training)
-        found[checkpointing] = (peak, seconds)
-        none = found["none"][1]
-        print(
-            f"{checkpointing:>9}: {peak:5.1f} GiB, {seconds:.3f} s, {seconds / none - 1:+.0%}"
-        )
-    return found
-
-
 def published() -> dict[str, Any]:
     """benchmarks/memory.json: the formula beside meter, report and published figures."""
     path = find_root() / "benchmarks" / "memory.json"

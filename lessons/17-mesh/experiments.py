@@ -88,7 +88,6 @@ PUBLISHED = {
     "LLM Foundry, MPT-7B": (8, (1, 1, 8, 1), 96, 3, 2048),
     "FMS FSDP, Llama 2 7B": (128, (1, 16, 8, 1), 256, 2, 4096),
 }
-MPT_MFU, FMS_TOKENS = 0.642, 3760
 
 
 # ---- the small GPT on CPU processes ---------------------------------------------------------
