@@ -54,6 +54,7 @@ dist.barrier()
 if rank == 1:
     y = fill()
     print("free at last", torch.cuda.mem_get_info(0)[0] // 2**10)
+dist.barrier()  # a process that has ended has no memory
 """
 
 
