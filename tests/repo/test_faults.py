@@ -1,6 +1,7 @@
 """`make test-faults` fails if no process gets the signal, or if a rank ends by an error."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -39,8 +40,24 @@ def test_a_signal_that_reaches_no_process_is_a_failure(events):
     """The run has finished before the moment has come."""
     agent = subprocess.Popen(["true"])
     agent.wait()
-    with pytest.raises(faults.Failed, match="reached no process"):
+    with pytest.raises(faults.TooLate, match="reached no process"):
         faults.send_signal(WORKER, events, [agent])
+
+
+def test_a_run_that_ends_before_the_moment_is_tried_with_an_earlier_one(tmp_path, monkeypatch):
+    """Only if the moment is a time: any other one comes in each run."""
+    late = dataclasses.replace(WORKER, moment="any time", at=4.0)
+
+    def ended_after_a_second(fault, folder):
+        if fault.at > 1:
+            raise faults.TooLate
+        return {"at": fault.at, "folder": folder}
+
+    monkeypatch.setattr(faults, "_try", ended_after_a_second)
+    found = faults.run_fault(late, tmp_path)
+    assert found == {"at": 1.0, "folder": tmp_path / "earlier" / "earlier"}
+    with pytest.raises(faults.TooLate):
+        faults.run_fault(dataclasses.replace(late, moment="step"), tmp_path)
 
 
 def test_a_rank_that_has_ended_does_not_get_the_signal(events, process):
