@@ -66,6 +66,12 @@ def test_each_notebook_has_a_job_file():
     assert {path.stem for path in JOB_FILES} == stems | {"PT_CNN_ElasticNode", "Signals"}
 
 
+def test_each_script_has_a_job_that_make_test_jobs_runs():
+    """PT_CNN_Scaling's runs below, once for each number of nodes."""
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert set(EACH_STEM) == scripts - {"PT_CNN_Scaling"}
+
+
 @pytest.mark.parametrize("stem", ["TF_CNN_MultiGPU", "TF_CNN_CustomLoop", "TF_CNN_MultiNode"])
 def test_a_tensorflow_job_says_how_to_install_its_gpu_build(stem: str):
     """By `make`, and with the name that pyproject.toml gives to the extra packages."""

@@ -9,6 +9,10 @@ SCRIPTS = ROOT / "scripts"
 # {script: [(variables and flags, a part of the sentence)]}
 MISTAKES = {
     "PT_CNN_SingleGPU": [("--workers -1", "--workers from 0 up")],
+    "PT_CNN_DataParallel": [
+        ("--batch-size 0", "--batch-size are from 1 up"),
+        ("", "Try: multigpu virtual --gpus 2"),
+    ],
     "PT_CNN_ModelParallel": [
         ("--micro-batches 0", "--micro-batches from 1 to --batch-size"),
         ("", "Try: multigpu virtual --gpus 2"),
@@ -45,6 +49,7 @@ MISTAKES = {
         ("--strategy dp --devices 2", "multigpu virtual --gpus 2"),
     ],
     "PTL_Compressed": [("--batch-size 9 --devices 2", "a multiple of 2")],
+    "PTL_Decentralized": [("--batch-size 9 --devices 2", "a multiple of 2")],
     "PTL_NodeBatch": [
         ("--batch-size 9", "--batch-size must be a multiple"),
         ("--batch-size 2000", "--batch-size at most 1437"),
@@ -105,6 +110,7 @@ FIRST = (
     "PT_Clinic",
     "TF_CNN_MultiNode",
     "PT_CNN_Scaling",
+    "PT_CNN_DataParallel",
     "PT_GPT_Memory",
     "PT_CNN_Pipeline",
     "PT_CNN_Elastic",
@@ -116,6 +122,10 @@ ROWS += [
     for row in COMMON
     if stem not in FIRST and "/" not in stem
 ]
+
+
+def test_each_script_has_a_mistake():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} <= set(MISTAKES)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from multigpu import GPUS
 from multigpu.errors import UserError
 from multigpu.virtual import control
 from multigpu.virtual.sim.gemm import ODD_ROWS, Product, product_seconds
-from multigpu.virtual.sim.host import LAYER, SIMPLE
+from multigpu.virtual.sim.host import LAYER, SIMPLE, host_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD
 
 A100 = GPUS["A100-80GB"]
@@ -312,6 +312,14 @@ def test_what_the_host_spends_on_an_operation():
         layers = control.elapsed() - start - simple
     assert simple == pytest.approx(100 * SIMPLE, rel=0.05)
     assert layers == pytest.approx(100 * LAYER, rel=0.1)
+
+
+def test_functions_whose_names_have_two_m_are_simple():
+    aten = torch.ops.aten
+    for name in ("lgamma", "digamma", "polygamma", "igamma", "cummax", "cummin"):
+        assert host_seconds(getattr(aten, name).default) == SIMPLE, name
+    for name in ("mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "_scaled_mm"):
+        assert host_seconds(getattr(aten, name).default) == LAYER, name
 
 
 def test_a_slower_host_makes_small_operations_slower_and_large_ones_not():

@@ -25,7 +25,7 @@ LAYERS = (
     "batch_norm",
     "layer_norm",
     "group_norm",
-    "mm",
+    "addmm",
     "softmax",
     "attention",
     "pool",
@@ -39,5 +39,6 @@ LAYERS = (
 def host_seconds(func: torch._ops.OpOverload) -> float:
     """Seconds of the host for one call."""
     name = func.overloadpacket.__name__
-    is_layer = any(part in name for part in LAYERS) and not name.startswith("_foreach")
-    return LAYER if is_layer else SIMPLE
+    # Not every name with "mm" is a product's: lgamma, cummax.
+    is_layer = name.endswith("mm") or any(part in name for part in LAYERS)
+    return LAYER if is_layer and not name.startswith("_foreach") else SIMPLE
