@@ -154,8 +154,7 @@ def reset_accumulated_memory_stats(index: int) -> None:
 def memory_info(index: int) -> tuple[int, int]:
     """(free, total) bytes of cuda:index, which other processes can use, too."""
     meter = meter_of(index)
-    if meter.asserted:
-        raise meter.assert_error()
+    meter.check_assert()
     return meter.free, meter.capacity
 
 

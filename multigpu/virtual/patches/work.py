@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _get_work_registry_size
 from torch.utils.weak import TensorWeakRef
 
-from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.ops.tensor import VirtualTensor, last_element
 from multigpu.virtual.patches.communicator import Kernel
 from multigpu.virtual.sim.memory import Meter
 
@@ -158,12 +158,8 @@ def _bytes_of(tensor: VirtualTensor) -> tuple[int, int]:
         return 0, sys.maxsize
     if not payload.numel():
         return 0, 0
-    first = payload.storage_offset()
-    last = first + sum(
-        (size - 1) * stride
-        for size, stride in zip(payload.shape, payload.stride(), strict=True)
-    )
-    return first * payload.itemsize, (last + 1) * payload.itemsize
+    first, end = payload.storage_offset(), last_element(payload) + 1
+    return first * payload.itemsize, end * payload.itemsize
 
 
 def _leave_registry(value: Any) -> None:

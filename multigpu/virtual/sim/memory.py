@@ -42,7 +42,7 @@ class Meter:
     """One device of `machine`: its model `gpu`, and its memory, in bytes.
 
     `costs` are the times of its operations. `device` is the device as programs see it, and
-    `inner` the same for torch's C++ code.
+    `inner_device` the same for torch's C++ code.
     """
 
     costs: "Costs"
@@ -54,8 +54,8 @@ class Meter:
         # Its number on the machine: another one if CUDA_VISIBLE_DEVICES hides GPUs.
         self.number = index
         self.capacity = capacity
-        self.inner = torch.device(names.INNER, index)
-        self.device = names.show(self.inner)
+        self.inner_device = torch.device(names.INNER, index)
+        self.device = names.show(self.inner_device)
         # The part of the capacity that this process may use, in bytes.
         self.limit = capacity
         # What the processes of a run share (virtual/shared_memory.py).
@@ -117,6 +117,11 @@ class Meter:
         )
         error.error_code = 710
         return error
+
+    def check_assert(self) -> None:
+        """Raise CUDA's error if a kernel has asserted."""
+        if self.asserted:
+            raise self.assert_error()
 
     @property
     def allocated(self) -> int:
