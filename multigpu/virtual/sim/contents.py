@@ -98,7 +98,8 @@ class Contents:
 
     def at_peak(self, living: "Iterable[Allocation]") -> "list[tuple[int, Allocation | None]]":
         """(bytes, allocation) of what existed at the peak; `living` exist now."""
-        now = [(one.nbytes, one) for one in living if one.born <= self.born]
+        existing = [allocation for allocation in living if allocation.born <= self.born]
+        now = [(allocation.nbytes, allocation) for allocation in existing]
         return [*now, *self.gone, *([(self.brief, None)] if self.brief else [])]
 
 

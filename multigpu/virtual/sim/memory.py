@@ -273,15 +273,14 @@ class Meter:
     def _note_end(self, allocation: "Allocation") -> None:
         """Note, for the memory over time, that an allocation ends or gets another size."""
         now = self._time()
-        part = (allocation.since, now, allocation.nbytes, allocation.kind)
-        self.contents.history.append(part)
+        self.contents.history.append(allocation.lifetime(now))
         allocation.since = now
 
     def history(self) -> list[tuple[float, float, int, str]]:
         """(from, until, bytes, kind) of each allocation so far; what exists ends now."""
         living, now = self.living(), self._time()
         ended = self.contents.history or []
-        return [*ended, *((one.since, now, one.nbytes, one.kind) for one in living)]
+        return [*ended, *(allocation.lifetime(now) for allocation in living)]
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
@@ -329,7 +328,7 @@ class Meter:
 
     def _note_full(self, nbytes: int) -> None:
         """Note what exists while the driver has too little for `nbytes` bytes."""
-        self.contents.full = [(one.nbytes, one) for one in self.living()]
+        self.contents.full = [(allocation.nbytes, allocation) for allocation in self.living()]
         self.contents.shortage = contents.Shortage(
             tried=nbytes,
             missing=nbytes - self.room(),
@@ -421,6 +420,10 @@ class Allocation(weakref.ref):
     """
 
     __slots__ = ("born", "chunk", "kind", "line", "nbytes", "since")
+
+    def lifetime(self, until: float) -> tuple[float, float, int, str]:
+        """(from, until, bytes, kind), in simulated seconds: an entry of Contents.history."""
+        return self.since, until, self.nbytes, self.kind
 
 
 class Block:
