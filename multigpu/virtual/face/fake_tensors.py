@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.patches.devices import inner
+from multigpu.virtual.patches.devices import inner_device
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import names
 
@@ -49,14 +49,14 @@ def _dispatch_with_inner_device(original: classmethod) -> classmethod:
         cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = dispatch(cls, func, types, args, kwargs or {})
-        return inner(out) if func is ASKS_DEVICE else out
+        return inner_device(out) if func is ASKS_DEVICE else out
 
     return classmethod(__torch_dispatch__)
 
 
 def _handlers_with_inner_device(original: dict) -> dict:
     answer: Callable = original[ASKS_DEVICE]
-    return {**original, ASKS_DEVICE: lambda args: inner(answer(args))}
+    return {**original, ASKS_DEVICE: lambda args: inner_device(answer(args))}
 
 
 _GUARD = "autograd's C++ code asks for the device, and for CUDA it would need a device guard"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face.typed_tensors import type_named
-from multigpu.virtual.patches.devices import Device, inner
+from multigpu.virtual.patches.devices import Device, inner_device
 from multigpu.virtual.patches.replacing import Registration, Replacement, Row
 from multigpu.virtual.sim import names
 
@@ -46,7 +46,7 @@ def _cuda(original: Callable) -> Callable:
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        target = inner("cuda" if device is None else device)
+        target = inner_device("cuda" if device is None else device)
         if target.type != names.INNER:
             # CUDA's wording.
             raise RuntimeError("Invalid device, must be cuda device")
@@ -62,7 +62,7 @@ def _type(original: Callable) -> Callable:
         cuda_type = type_named(dtype)
         if cuda_type is None:
             return original(self, dtype, non_blocking, **more)
-        target = self.device if self.is_cuda else inner("cuda")
+        target = self.device if self.is_cuda else inner_device("cuda")
         return self.to(target, cuda_type.dtype, non_blocking=non_blocking)
 
     return type_
@@ -75,9 +75,9 @@ def _make_wrapper_subclass(original: Any) -> staticmethod:
     def make(*args: Any, **kwargs: Any) -> Tensor:
         for name in ("device", "device_for_backend_keys"):
             if kwargs.get(name) is not None:
-                kwargs[name] = inner(kwargs[name])
+                kwargs[name] = inner_device(kwargs[name])
         # A nested tensor of the jagged layout passes all its arguments by position.
-        args = tuple(inner(value) if type(value) is Device else value for value in args)
+        args = tuple(inner_device(value) if type(value) is Device else value for value in args)
         return function(*args, **kwargs)
 
     return staticmethod(make)

@@ -15,7 +15,7 @@ import torch
 from torch.jit import _builtins
 
 from multigpu.virtual.patches import device_module, pinned
-from multigpu.virtual.patches.devices import inner
+from multigpu.virtual.patches.devices import inner_device
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim.machine import current_index
 
@@ -39,11 +39,11 @@ def _to(original: Callable) -> Callable:
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args:
             first = args[0]
-            translated = inner(first)
+            translated = inner_device(first)
             if translated is not first:
                 args = (translated, *args[1:])
         if kwargs.get("device") is not None:
-            kwargs["device"] = inner(kwargs["device"])
+            kwargs["device"] = inner_device(kwargs["device"])
         return original(self, *args, **kwargs)
 
     return to
@@ -58,7 +58,7 @@ def _with_inner_device(original: Callable) -> Callable:
     @wraps(original)
     def translated(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device") is not None:
-            kwargs["device"] = inner(kwargs["device"])
+            kwargs["device"] = inner_device(kwargs["device"])
         return original(*args, **kwargs)
 
     if builtin is not None:
@@ -80,7 +80,7 @@ def _default_device(original: Callable) -> Callable:
     ) -> Any:
         kwargs = kwargs or {}
         if func in _ORIGINALS and kwargs.get("device") is None:
-            kwargs = {**kwargs, "device": inner(self.device)}
+            kwargs = {**kwargs, "device": inner_device(self.device)}
         return original(self, func, types, args, kwargs)
 
     return function
