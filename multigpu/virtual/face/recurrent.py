@@ -24,8 +24,8 @@ def _shown(original: Callable) -> Callable:
         try:
             return original(*args, **kwargs)
         except RuntimeError as error:
-            two = (f" {names.INNER}:", f" {FACE}:")
-            error.args = tuple(str(part).replace(*two) for part in error.args)
+            inner, shown = f" {names.INNER}:", f" {FACE}:"
+            error.args = tuple(str(part).replace(inner, shown) for part in error.args)
             raise
 
     if builtin is not None:

@@ -19,11 +19,11 @@ Tensor = torch.Tensor
 
 
 def _shown_device(original: Any) -> property:
-    own = original.__get__
+    device_of = original.__get__
     shown = {device: names.show(device) for device in _inner_devices()}
 
     def device(self: Tensor) -> torch.device:
-        device = own(self)
+        device = device_of(self)
         return shown.get(device, device)
 
     return property(device)
@@ -34,9 +34,9 @@ def _inner_devices() -> list[torch.device]:
 
 
 def _is_cuda(original: Any) -> property:
-    own = torch._C.TensorBase.device.__get__
+    device_of = torch._C.TensorBase.device.__get__
     # Under a torch function mode, C++ calls the replaced `device` here.
-    return property(lambda self: names.is_virtual(own(self)))
+    return property(lambda self: names.is_virtual(device_of(self)))
 
 
 def _cuda(original: Callable) -> Callable:
@@ -93,8 +93,8 @@ def _device_class(original: type) -> type:
     class Devices(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
             device = original(*args, **kwargs)
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            return names.show(device) if isinstance(given, int) else device
+            argument = args[0] if args else next(iter(kwargs.values()), None)
+            return names.show(device) if isinstance(argument, int) else device
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original)
