@@ -65,10 +65,10 @@ def _gpu(values: dict[str, Any]) -> Gpu:
     if like is not None and like not in GPUS:
         hint = did_you_mean(like, GPUS) or f"use one of {', '.join(GPUS)}."
         raise UserError(f"like is {like!r}: {hint}")
-    known = [field.name for field in fields(Gpu)]
+    names = [field.name for field in fields(Gpu)]
     for name in values:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"use {', '.join(known)} and like."
+        if name not in names:
+            hint = did_you_mean(name, names) or f"use {', '.join(names)} and like."
             raise UserError(f"there is no field {name!r}: {hint}")
     missing = [] if like else [name for name in NEEDED if name not in values]
     if missing:
@@ -92,14 +92,14 @@ def _rate(unit: str) -> Callable[[str, Any], float]:
     """Reads a figure with this unit; a number alone is without a prefix."""
 
     def read(name: str, value: Any) -> float:
-        found = re.fullmatch(rf"([\d.]+) ?([MGTP]?){unit}", str(value))
-        if found:
-            number = found[1]
+        match = re.fullmatch(rf"([\d.]+) ?([MGTP]?){unit}", str(value))
+        if match:
+            number = match[1]
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             number = value
         else:
             number = 0
-        rate = _number(number) * (PREFIXES[found[2]] if found else 1)
+        rate = _number(number) * (PREFIXES[match[2]] if match else 1)
         if not 0 < rate < float("inf"):
             raise UserError(f'{name} is {value!r}: give a figure such as "900 G{unit}".')
         return rate
@@ -137,18 +137,18 @@ def _switch(name: str, value: Any) -> bool:
 
 
 def _capability(name: str, value: Any) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)\.(\d)", str(value))
-    if not found:
+    match = re.fullmatch(r"(\d+)\.(\d)", str(value))
+    if not match:
         raise UserError(f'{name} is {value!r}: give a compute capability such as "8.6".')
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _shares(values: Any, base: Shares | None) -> Shares:
-    known = [field.name for field in fields(Shares)]
-    if not isinstance(values, dict) or not set(values) <= set(known):
-        raise UserError(f"shares is {values!r}: give a table with {', '.join(known)}.")
+    names = [field.name for field in fields(Shares)]
+    if not isinstance(values, dict) or not set(values) <= set(names):
+        raise UserError(f"shares is {values!r}: give a table with {', '.join(names)}.")
     merged = (asdict(base) if base else {}) | values
-    missing = [name for name in known if name not in merged]
+    missing = [name for name in names if name not in merged]
     if missing:
         raise UserError(
             f"shares has no {', '.join(missing)}: give each of them, or a preset as `like`."

@@ -40,7 +40,7 @@ def watch() -> None:
 
 
 def _say_torchrun() -> None:
-    """From now on a rank's variable that is missing is explained, after the traceback."""
+    """Let Python name torchrun below the traceback of a program that misses RANK and so on."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:

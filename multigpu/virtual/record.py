@@ -165,8 +165,8 @@ def append_events(path: Path, fields: list[Any], notes: dict[int, str]) -> None:
 
 def write_memory(path: Path, memory: dict[int, list[Lifetime]]) -> None:
     """Write NAME.allocations: the largest of each GPU, by its number in the process."""
-    kept = {gpu: nlargest(LIMIT, parts, key=itemgetter(2)) for gpu, parts in memory.items()}
-    path.write_bytes(pickle.dumps(kept))
+    largest = {gpu: nlargest(LIMIT, parts, key=itemgetter(2)) for gpu, parts in memory.items()}
+    path.write_bytes(pickle.dumps(largest))
 
 
 def read_records(folder: Path) -> list[Record]:
