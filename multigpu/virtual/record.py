@@ -133,7 +133,7 @@ class Record:
     memory: dict[int, list[Lifetime]] = field(default_factory=dict)
 
     def move(self, moved: Callable[[float], float]) -> None:
-        """Let what was at a time be at `moved(time)`. What the GPUs worked stays as long."""
+        """Replace each time of the record by `moved(time)`; the GPUs' seconds of work stay."""
         summary = self.summary
         summary.seconds = moved(summary.seconds)
         if summary.whole_until is not None:

@@ -85,7 +85,8 @@ class Report:
             *self.fit(exit_code).text(),
             *(traffic_text(self.flows()) if has_traffic else ()),
             *text_lanes(self.timeline_of_step() or self.timeline()),
-            *self._list(),
+            "not as on a GPU:",
+            *(f"- {remark}" for remark in self.remarks()),
             *self._likely(),
         ]
         return "\n".join(lines)
@@ -303,11 +304,6 @@ class Report:
             yield "the only step, with the program's start: let it make more (--steps 3)"
         else:
             yield f"the median of {pluralize(count, 'step')}, without the first"
-
-    def _list(self) -> Iterator[str]:
-        yield "not as on a GPU:"
-        for remark in self.remarks():
-            yield f"- {remark}"
 
     def _likely(self) -> Iterator[str]:
         """Why the run stood still: the ranks say it, too, but above torchrun's traceback."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face.typed_tensors import type_named
+from multigpu.virtual.options import MOST_GPUS
 from multigpu.virtual.patches.devices import Device, inner_device
 from multigpu.virtual.patches.replacing import Registration, Replacement, Row
 from multigpu.virtual.sim import names
@@ -20,17 +21,14 @@ Tensor = torch.Tensor
 
 def _shown_device(original: Any) -> property:
     device_of = original.__get__
-    shown = {device: names.show(device) for device in _inner_devices()}
+    inner_devices = (Device(names.INNER, index) for index in range(MOST_GPUS))
+    shown = {device: names.show(device) for device in inner_devices}
 
     def device(self: Tensor) -> torch.device:
         device = device_of(self)
         return shown.get(device, device)
 
     return property(device)
-
-
-def _inner_devices() -> list[torch.device]:
-    return [Device(names.INNER, index) for index in range(128)]
 
 
 def _is_cuda(original: Any) -> property:

@@ -76,15 +76,3 @@ for _name in _ARITHMETIC:
     setattr(Unknown, f"__{_name}__", _computed)
 for _name, _use in _DECISIONS.items():
     setattr(Unknown, f"__{_name}__", _decided(_use))
-
-
-def deciding(function: Callable[[float], bool]) -> Callable[[float], bool]:
-    """math.isnan, isinf or isfinite, which raises RuntimeError for an unknown number."""
-
-    def decide(number: float, /) -> bool:
-        if isinstance(number, Unknown):
-            raise no_numbers_error(f"math.{function.__name__}()")
-        return function(number)
-
-    decide.__name__ = function.__name__
-    return decide

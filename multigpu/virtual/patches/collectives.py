@@ -103,7 +103,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def unchanged(method: str) -> Move:
-    """gloo's method of this name takes the same arguments."""
+    """The Move that calls gloo's method of this name with the same arguments."""
 
     def move(gloo: Gloo, *args: Any) -> list:
         return [getattr(gloo, method)(*args)]
@@ -112,7 +112,7 @@ def unchanged(method: str) -> Move:
 
 
 def reducing(move: Move) -> Move:
-    """A collective that reduces, also with the operations that gloo does not have.
+    """The Move of a collective that reduces, also with operations that gloo does not have.
 
     These are the average, and NCCL's sum of tensors that each rank multiplies by a factor.
     """
@@ -193,7 +193,7 @@ def reduce_scatter_single(gloo: Gloo, output: Tensor, source: Tensor, *options: 
 
 
 def pair_by_pair(move: Move) -> Move:
-    """`move` for each pair of two lists: outputs, inputs."""
+    """The Move of two lists, outputs and inputs, that calls `move` for each pair."""
 
     def every(gloo: Gloo, outputs: list, inputs: list, *options: Any) -> list:
         works = []

@@ -92,7 +92,7 @@ class Kernel:
     ):
         self.run = run
         self.calls = calls
-        # Of messages: those that `calls` are, in this order.
+        # The Message of each call, in the same order; none for a collective.
         self.messages: Sequence[Message] = ()
         self.communicator = communicator
         # Whether NCCL's watchdog has reported it, and lets it be.
@@ -110,8 +110,8 @@ class Kernel:
     ) -> None:
         """Let the host wait; raise the kernel's error.
 
-        on_a_gpu_too  a GPU's host waits, too, and does not only give the stream an order
-        give_up       is asked now and then
+        on_a_gpu_too  whether a GPU's host would wait, too, and not only its stream
+        give_up       called every PATIENCE seconds: if it returns True, the wait ends
         """
         if self.communicator.group.is_blocking:
             self.wait_at_most(self.communicator.group.timeout)
@@ -162,7 +162,10 @@ class Kernel:
 
 
 class _Waits:
-    """The threads of this process within a `with`. `changed` is called with whether any is."""
+    """Counts the threads of this process that are within a `with` of this object.
+
+    `changed` is called with True when the first enters, and with False when the last leaves.
+    """
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -183,7 +186,11 @@ class _Waits:
 
 
 class _Waiting:
-    """The threads of this process that wait for a kernel, by what a GPU's host would do."""
+    """The threads of this process that wait for a kernel.
+
+    on_a_gpu_too  those that would wait on a GPU, too
+    here_only     those whose stream alone would wait on a GPU
+    """
 
     def __init__(self):
         self.here_only = _Waits()
@@ -244,7 +251,7 @@ class Communicator:
 
         entry     the kernel's in the flight recorder
         begin     starts what `run` waits for first; is called if no kernel is before this one
-        messages  those that `calls` are
+        messages  the Message of each call, if the calls are messages
         """
         if self._is_aborted:
             raise self.group.aborted_error()

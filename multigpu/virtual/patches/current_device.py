@@ -12,11 +12,11 @@ from inspect import unwrap
 from typing import Any
 
 import torch
-from torch.jit import _builtins
 
 from multigpu.virtual.patches import device_module, pinned
 from multigpu.virtual.patches.devices import inner_device
 from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.script_modules import compiled_as
 from multigpu.virtual.sim.machine import current_index
 
 # These functions make a tensor from data.
@@ -49,11 +49,10 @@ def _to(original: Callable) -> Callable:
     return to
 
 
-# Cached, because torch.jit knows a function by its id, which must not become another one's.
+# Cached, because `compiled_as` wants the replacement to stay.
 @cache
 def _with_inner_device(original: Callable) -> Callable:
     """The function with its keyword argument `device` translated."""
-    builtin = _builtins._find_builtin(unwrap(original))
 
     @wraps(original)
     def translated(*args: Any, **kwargs: Any) -> Any:
@@ -61,10 +60,7 @@ def _with_inner_device(original: Callable) -> Callable:
             kwargs["device"] = inner_device(kwargs["device"])
         return original(*args, **kwargs)
 
-    if builtin is not None:
-        # torch.jit.script compiles a call of the replacement as a call of the original.
-        _builtins._register_builtin(translated, builtin)
-    return translated
+    return compiled_as(original, translated)
 
 
 def _constructor(original: Callable) -> Callable:

@@ -71,18 +71,19 @@ OPERATIONS = {
     "alltoall_base": ("ALLTOALL_BASE", "all_to_all"),
     "all_to_all_single": ("ALLTOALL_BASE", "all_to_all"),
 }
-# Methods with the arguments (outputs, inputs), those whose inputs all ranks must agree on (of
-# the others it is the first argument), and those with lists, which can be of one size.
+# The methods whose arguments are outputs and inputs. The others have one argument for both.
 HAVE_INPUTS = (
     "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced", "gather", "scatter", "reduce_scatter",
     "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
+# All ranks must agree on the sizes of the inputs here, and of the first argument elsewhere.
 AGREE_ON_INPUTS = (
     "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced", "gather", "reduce_scatter",
 )  # fmt: skip
+# A list of equal tensors is one tensor for NCCL here.
 LISTS = ("allgather", "reduce_scatter")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
 # What ncclDataType_t has no name for (c10d/NCCLUtils.cpp); bool and float8 travel as bytes.
@@ -94,7 +95,7 @@ FLOAT8 = (
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 )  # fmt: skip
 NOT_IN_NCCL = {Op.BAND: "BAND", Op.BOR: "BOR", Op.BXOR: "BXOR"}
-# The first tag of messages of a pair's communicator: that of all ranks has those from 0 on.
+# The first tag of messages of a pair's communicator. That of all ranks begins at tag 0.
 CHANNEL = 4
 # The node of a barrier, in its row.
 NO_NODE = -1.0
@@ -127,7 +128,7 @@ class NcclGroup(VirtualGroup):
         self.communicators: dict[int, Communicator] = {}
         # The device of the last collective or message; None of a barrier that names none.
         self.last_device: int | None = None
-        # Those of all communicators.
+        # The devices with which any of the communicators has connected.
         self.used_devices: set[int] = set()
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's own check of what the ranks call.
         self._checker: dist.ProcessGroup | None = None
@@ -342,12 +343,10 @@ class NcclGroup(VirtualGroup):
         if self._batch is not None:
             self._batch.append((work, message, call))
             return
-        communicator = self.communicator(None if self._messages_share() else rank)
+        # With `device_id` single messages use the communicator of all ranks.
+        peer = rank if self.bound_device_id is None else None
+        communicator = self.communicator(peer)
         work.works.append(communicator.messages([message], [call], entry))
-
-    def _messages_share(self) -> bool:
-        """Whether single messages use the communicator of all ranks: with `device_id`."""
-        return self.bound_device_id is not None
 
     def recv_anysource(self, tensors: list, tag: int) -> dist.Work:
         raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")

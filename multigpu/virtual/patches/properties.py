@@ -50,8 +50,8 @@ _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 def processors(gpu: Gpu) -> Processors:
     """The processors of a preset; another Gpu has those of a V100, or of an A100 with bf16."""
-    known = _BY_NAME.get(gpu.name.partition("-")[0])
-    return known or _BY_NAME["A100" if gpu.bf16 else "V100"]
+    listed = _BY_NAME.get(gpu.name.partition("-")[0])
+    return listed or _BY_NAME["A100" if gpu.bf16 else "V100"]
 
 
 @dataclass(frozen=True, kw_only=True)

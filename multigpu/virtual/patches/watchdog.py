@@ -49,7 +49,7 @@ ANSWERS = 10.0
 DEFAULT_TIMEOUT = 600.0
 # A process that uses this share of a core computes: nothing stands still.
 BUSY = 0.2
-# Looks over which it is measured.
+# The number of looks over which that share is measured.
 LOOKS = 20
 
 
@@ -212,6 +212,7 @@ class Watchdog:
                 self._end_thread()
 
     def _tell(self, waits: bool) -> None:
+        """Tell the other ranks whether this host waits where a GPU's would not."""
         if self._process == os.getpid():
             for group in list(self.groups):
                 group.board.set(f"waits-{group.rank()}", "1" if waits else "0")
@@ -300,6 +301,7 @@ class Watchdog:
             group.board.set(key, "1")
 
     def _runs(self, group: "NcclGroup", rank: int, states: dict[int, dict]) -> bool:
+        """Whether a rank of the group has answered, and has not left."""
         state = states.get(group.global_rank(rank))
         return state is not None and not state["ended"]
 

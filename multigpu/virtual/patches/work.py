@@ -83,7 +83,7 @@ class VirtualWork(dist.Work):
                 for work in self.works:
                     work.wait()
             except Exception:
-                # It is said once: the tensors are then free for another group.
+                # It is raised once: the tensors are then free for another group.
                 self.end = self.arrival[0].item()
                 self.leave_queue()
                 self._free()

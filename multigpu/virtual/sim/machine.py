@@ -187,13 +187,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Alias:
-    """Whether each index names the device 0."""
+    """Whether each index names device 0: cuda:1 is then another name of cuda:0."""
 
     wanted = False
 
 
 def want_alias(wanted: bool) -> None:
-    """Let each index name the device 0, before virtual GPUs start, or no longer."""
+    """Choose, before virtual GPUs start, whether each index names device 0."""
     _Alias.wanted = wanted
 
 

@@ -87,6 +87,7 @@ def in_turns(works: list[dict[Hashable, list[Span]]]) -> list[Callable[[float], 
 
 
 def _moved(alone: np.ndarray, turns: np.ndarray, time: float) -> float:
+    """The time with the others of a time alone; after the last point it goes on as alone."""
     return float(np.interp(time, alone, turns) + max(time - alone[-1], 0.0))
 
 
