@@ -132,6 +132,7 @@ class _Running:
 
 
 def _announcement(count: int, real: int) -> str:
+    """The sentence that says that virtual GPUs compute; `real` is the number of real GPUs."""
     has = pluralize(real, "GPU") if real else "no GPU"
     compute = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
     # Two lines, because a notebook has room for 95 columns.

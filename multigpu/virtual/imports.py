@@ -91,6 +91,7 @@ def put_on() -> None:
 
 
 def _start() -> None:
+    """Start the GPUs that this process sees, share their memory, and begin its record."""
     from multigpu.errors import UserError
     from multigpu.launch.room import GIB, TORCH_RANK, available_memory
     from multigpu.virtual.options import from_environment

@@ -87,6 +87,7 @@ def _csv(
     rows: Sequence[tuple[Status, Process | None]],
     form: str,
 ) -> list[str]:
+    """The lines of a query: `read` gives the cell of a field, `form` is the --format."""
     options = [word.strip() for word in form.split(",")]
     if "csv" not in options or not set(options) <= {"csv", "noheader", "nounits"}:
         raise UserError('"--format=csv" is needed, with noheader and nounits if wanted.')
@@ -127,6 +128,7 @@ def _shown(field: str) -> str:
 
 
 def _gpu_field(name: str, gpu: Status, process: Process | None = None) -> Cell:
+    """The value and unit of a field of --query-gpu. Raises UserError for another name."""
     values = {
         "index": gpu.number,
         "count": len(monitor.statuses()) if name == "count" else 0,
@@ -155,6 +157,7 @@ def _gpu_field(name: str, gpu: Status, process: Process | None = None) -> Cell:
 
 
 def _process_field(name: str, gpu: Status, process: Process) -> Cell:
+    """The value and unit of a field of --query-compute-apps. Raises UserError."""
     pid, nbytes = process
     if name == "pid":
         return str(pid), ""

@@ -187,6 +187,7 @@ def check(options: Options) -> None:
 
 
 def _check_world(options: Options) -> None:
+    """The checks of `check` for --world, --as-rank and --gpus-per-node."""
     size, per_node = options.world, options.gpus_per_node
     if size < 1:
         raise UserError(f"--world is {size}: give the number of ranks, from 1 up.")

@@ -165,6 +165,7 @@ class Recorder:
                 return
 
     def _take(self, machine: Machine) -> None:
+        """Take the clock's events: add up their work, and write the first LIMIT of all."""
         fields, notes = take_events(machine.clock)
         if not fields:
             return
@@ -185,6 +186,7 @@ class Recorder:
     def _add_work(
         self, columns: dict[str, list[Any]], starts: np.ndarray, ends: np.ndarray
     ) -> None:
+        """Add events to their devices' busy times; `starts` and `ends` are in seconds."""
         devices = np.array(columns["device"])
         peers = np.array([-1 if peer is None else peer for peer in columns["peer"]])
         kinds = np.array(list(map(KINDS.index, columns["kind"])))

@@ -399,6 +399,7 @@ class Report:
         return list(dict.fromkeys(s.start for s in summaries if s.rank is not None))
 
     def _lane(self, record: Record, device: Device) -> str:
+        """The name of a lane: "cuda:1", "cuda:0 (GPU 3)", "rank 2, cuda:0"."""
         name = f"cuda:{device.shown}"
         if device.number != device.shown:
             name += f" (GPU {device.number})"

@@ -30,6 +30,7 @@ def _copy_without_guard(original: Any) -> Any:
 
 
 def _new_on_shown_device(original: staticmethod) -> staticmethod:
+    """FakeTensor.__new__ with the shown device in the place of the inner one."""
     make = original.__func__
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -43,6 +44,7 @@ def _new_on_shown_device(original: staticmethod) -> staticmethod:
 
 
 def _dispatch_with_inner_device(original: classmethod) -> classmethod:
+    """FakeTensor's dispatch: autograd's question for the device gets the inner one."""
     dispatch = original.__func__
 
     def __torch_dispatch__(

@@ -112,6 +112,7 @@ def snapshot(*arguments: Any) -> dict[str, Any]:
 
 
 def _segments(meter: Meter) -> list[dict[str, Any]]:
+    """The device's contiguous ranges of memory, as torch's snapshot describes segments."""
     # What is freed has to be given back first.
     meter.living()
     frames = getattr(meter.allocator.record, "frames", {})

@@ -16,6 +16,8 @@ from multigpu.virtual.sim import names
 # Cached, because `compiled_as` wants the replacement to stay.
 @cache
 def _shown(original: Callable) -> Callable:
+    """A layer of torch._VF whose errors name devices as programs do."""
+
     @wraps(original)
     def layer(*args: Any, **kwargs: Any) -> Any:
         try:

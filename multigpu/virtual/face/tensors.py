@@ -20,6 +20,7 @@ Tensor = torch.Tensor
 
 
 def _shown_device(original: Any) -> property:
+    """Tensor.device: the shown device of a virtual tensor."""
     device_of = original.__get__
     inner_devices = (Device(names.INNER, index) for index in range(MOST_GPUS))
     shown = {device: names.show(device) for device in inner_devices}
@@ -38,6 +39,8 @@ def _is_cuda(original: Any) -> property:
 
 
 def _cuda(original: Callable) -> Callable:
+    """Tensor.cuda. Raises CUDA's RuntimeError for a device of another type."""
+
     def cuda(
         self: Tensor,
         device: Any = None,
@@ -54,6 +57,8 @@ def _cuda(original: Callable) -> Callable:
 
 
 def _type(original: Callable) -> Callable:
+    """Tensor.type: the names of types have "cuda"; a type of CUDA moves the tensor."""
+
     def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **more: Any) -> Any:
         if dtype is None:
             return original(self).replace(f"torch.{names.INNER}.", "torch.cuda.")

@@ -102,6 +102,8 @@ def _spawn(original: Callable) -> Callable:
 
 
 def _mesh(original: Callable) -> Callable:
+    """init_device_mesh. Raises UserError if the mesh is not as large as the world."""
+
     def init_device_mesh(device_type: str, mesh_shape: tuple[int, ...], **options: Any) -> Any:
         ranks, size = prod(mesh_shape), _Wanted.options.world
         if ranks != size:

@@ -107,6 +107,7 @@ class Report(NamedTuple):
         return _of_other_calls(calls)
 
     def _of_missing(self, calls: dict[int, dict], missing: list[int]) -> str:
+        """The likely mistake when some ranks of the group are in no call of it."""
         rank, call = next(iter(calls.items()))
         name = FUNCTIONS.get(call["operation"], call["operation"])
         if condition := condition_of_a_rank(call["line"]):
@@ -141,6 +142,7 @@ class Report(NamedTuple):
         return ""
 
     def _of_messages(self, calls: dict[int, dict]) -> str:
+        """The likely mistake when ranks wait in sends and receives."""
         if circle := _circle(calls):
             return (
                 f"{_ranks(circle)} send in a circle, and a first isend to a rank waits for "
@@ -193,6 +195,7 @@ def _circle(calls: dict[int, dict]) -> list[int]:
 
 
 def _of_other_calls(calls: dict[int, dict]) -> str:
+    """The likely mistake when all ranks wait in calls of the group; "" for none."""
     (rank, call), *others = calls.items()
     for other, other_call in others:
         if other_call["operation"] != call["operation"]:
@@ -211,6 +214,7 @@ def _of_other_calls(calls: dict[int, dict]) -> str:
 
 
 def _lines(state: dict) -> list[str]:
+    """A rank's lines in the report: one for each call in which it waits."""
     rank = state["rank"]
     if state["ended"]:
         return [

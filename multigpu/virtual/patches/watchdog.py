@@ -218,6 +218,7 @@ class Watchdog:
                 group.board.set(f"waits-{group.rank()}", "1" if waits else "0")
 
     def _run(self) -> None:
+        """Look at the groups every INTERVAL seconds, until `stop`."""
         while not self._stop.wait(INTERVAL):
             self._cpu.append((time.monotonic(), cpu_seconds()))
             groups = list(self.groups)
@@ -324,6 +325,7 @@ class Watchdog:
         return {group.global_rank(rank): state for rank, state in states.items()}
 
     def _state(self, group: "NcclGroup", ended: bool) -> dict:
+        """What this rank tells the others of a group: the keys of Report.states."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {
             "rank": group.global_rank(group.rank()),

@@ -250,6 +250,7 @@ class Meter:
             self.contents.add_brief(self.num_allocations, nbytes)
 
     def _collect_freed(self) -> None:
+        """Take the blocks that were deleted since the last call off the account."""
         while self._freed:
             try:
                 allocation = self._freed.popleft()

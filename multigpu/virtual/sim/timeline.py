@@ -217,6 +217,7 @@ class Timeline:
         return sum(end - start for start, end in spans) / duration if duration > 0 else 0.0
 
     def _index(self, device: "torch.device | str | int") -> int:
+        """The lane of a device. Raises UserError if the timeline has none for it."""
         if isinstance(device, int):
             index = device
         else:
