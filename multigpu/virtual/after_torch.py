@@ -25,9 +25,10 @@ def call(function: Callable[[], None]) -> None:
     if "torch" in sys.modules:
         function()
         return
-    waiting = [one for one in sys.meta_path if isinstance(one, After) and one.name == "torch"]
-    if waiting:
-        waiting[0].functions.append(function)
+    finders = (finder for finder in sys.meta_path if isinstance(finder, After))
+    waiting = next((finder for finder in finders if finder.name == "torch"), None)
+    if waiting is not None:
+        waiting.functions.append(function)
     else:
         sys.meta_path.insert(0, After("torch", function, _kept))
 
@@ -53,8 +54,8 @@ class After:
         if name != self.name:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         loader = spec.loader
@@ -97,9 +98,9 @@ def _kept() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         # An object that is tracked anew is no longer frozen.
-        for one in before:
-            if gc.is_tracked(one):
-                _UNTRACK(one)
-                _TRACK(one)
+        for obj in before:
+            if gc.is_tracked(obj):
+                _UNTRACK(obj)
+                _TRACK(obj)
         if collects:
             gc.enable()

@@ -23,11 +23,11 @@ class Devices(list[torch.device]):
 
     def __init__(
         self,
-        found: Sequence[torch.device],
+        members: Sequence[torch.device],
         started: bool = False,
         before: Options | None = None,
     ):
-        super().__init__(found)
+        super().__init__(members)
         self._started = started
         self._before = before
 
@@ -78,7 +78,9 @@ def gpus(
     GPUs or others are wanted than it gave, and if torch does not see the GPUs of a Slurm job.
     """
     arguments = (gpu, link, memory, gpus_per_node, between_nodes)
-    wanted = any(one is not None for one in arguments) or shapes_only or clock != "real"
+    wanted = (
+        any(argument is not None for argument in arguments) or shapes_only or clock != "real"
+    )
     command = from_environment()
     running = control.devices() if face.is_on() else []
     if not wanted:
@@ -93,10 +95,10 @@ def gpus(
         if not running and count <= devices.visible_gpus(World()):
             return Devices([torch.device("cuda", index) for index in range(count)])
     if command is not None:
-        what = "others" if wanted else f"{count} GPUs"
+        request = "others" if wanted else f"{count} GPUs"
         raise UserError(
             f"`multigpu virtual` gives this program {pluralize(len(running), 'GPU')}, and it "
-            f"asks for {what}: give the command --gpus, --gpu and --link."
+            f"asks for {request}: give the command --gpus, --gpu and --link."
         )
     if clock not in CLOCKS:
         raise UserError(f"clock is {clock!r}: give 'real' or 'simulated'.")
@@ -130,6 +132,7 @@ class _Running:
 
 
 def _announcement(count: int, real: int) -> str:
+    """The sentence that says that virtual GPUs compute; `real` is the number of real GPUs."""
     has = pluralize(real, "GPU") if real else "no GPU"
     compute = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
     # Two lines, because a notebook has room for 95 columns.

@@ -83,13 +83,13 @@ def run(words: Sequence[str], options: Options, records: Path, quiet: bool = Fal
         FROM_TERMINAL, leave_to_terminal
     )
     with _signal_handlers(handlers):
-        for own in environments:
+        for variables in environments:
             # Only one of several processes can read the standard input.
             no_input = quiet or bool(processes)
             try:
                 process = subprocess.Popen(
                     command,
-                    env=own,
+                    env=variables,
                     stdin=subprocess.DEVNULL if no_input else None,
                     stdout=subprocess.DEVNULL if quiet else None,
                     stderr=subprocess.DEVNULL if quiet else None,
@@ -152,7 +152,7 @@ def _wait(processes: list[subprocess.Popen]) -> int:
     kill_at = math.inf
     waiting = list(processes)
     while waiting:
-        for process in [one for one in waiting if one.poll() is not None]:
+        for process in [process for process in waiting if process.poll() is not None]:
             waiting.remove(process)
             if process.returncode and not code:
                 code = process.returncode

@@ -8,6 +8,7 @@ import torch
 from multigpu.errors import UserError, pluralize
 from multigpu.virtual.ops import generator as _generator
 from multigpu.virtual.ops import usage
+from multigpu.virtual.options import MOST_GPUS
 from multigpu.virtual.patches import TABLE, backend
 from multigpu.virtual.patches.devices import forget as _forget_devices
 from multigpu.virtual.sim import machine as _machine
@@ -61,10 +62,11 @@ def start(
     are already running.
     """
     if count is not None and (
-        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 128
+        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_GPUS
     ):
         raise UserError(
-            f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
+            f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to "
+            f"{MOST_GPUS}."
         )
     gpus = find_gpus(gpu, count)
     count = len(gpus)

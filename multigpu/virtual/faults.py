@@ -26,13 +26,13 @@ class Kill:
     @classmethod
     def parse(cls, text: str) -> "Kill":
         """The fault that RANK@NUMBER means, such as 1@20. Raises UserError."""
-        found = re.fullmatch(r"(\d+)@(\d+)", text.strip())
-        if not found or not int(found[2]):
+        match = re.fullmatch(r"(\d+)@(\d+)", text.strip())
+        if not match or not int(match[2]):
             raise UserError(
                 f"--kill-rank is {text!r}: give RANK@NUMBER, such as 1@20, to kill rank 1 at "
                 f"its 20th collective."
             )
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Slow:
     @classmethod
     def parse(cls, text: str) -> "Slow":
         """The fault that RANK:FACTOR means, such as 2:1.5. Raises UserError."""
-        found = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)", text.strip())
-        if not found or not float(found[2]):
+        match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)", text.strip())
+        if not match or not float(match[2]):
             raise UserError(
                 f"--slow-rank is {text!r}: give RANK:FACTOR, such as 2:1.5, to let rank 2 "
                 f"take 1.5 times as long."
             )
-        return cls(int(found[1]), float(found[2]))
+        return cls(int(match[1]), float(match[2]))
 
 
 class Faults:

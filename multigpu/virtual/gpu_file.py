@@ -61,14 +61,15 @@ def _values(path: str) -> dict[str, Any]:
 
 
 def _gpu(values: dict[str, Any]) -> Gpu:
+    """The GPU with these fields of a file. Raises UserError for a wrong or missing one."""
     like = values.pop("like", None)
     if like is not None and like not in GPUS:
         hint = did_you_mean(like, GPUS) or f"use one of {', '.join(GPUS)}."
         raise UserError(f"like is {like!r}: {hint}")
-    known = [field.name for field in fields(Gpu)]
+    names = [field.name for field in fields(Gpu)]
     for name in values:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"use {', '.join(known)} and like."
+        if name not in names:
+            hint = did_you_mean(name, names) or f"use {', '.join(names)} and like."
             raise UserError(f"there is no field {name!r}: {hint}")
     missing = [] if like else [name for name in NEEDED if name not in values]
     if missing:
@@ -92,14 +93,12 @@ def _rate(unit: str) -> Callable[[str, Any], float]:
     """Reads a figure with this unit; a number alone is without a prefix."""
 
     def read(name: str, value: Any) -> float:
-        found = re.fullmatch(rf"([\d.]+) ?([MGTP]?){unit}", str(value))
-        if found:
-            number = found[1]
+        match = re.fullmatch(rf"(\d+\.?\d*|\.\d+) ?([MGTP]?){unit}", str(value))
+        rate = 0.0
+        if match:
+            rate = float(match[1]) * PREFIXES[match[2]]
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            number = value
-        else:
-            number = 0
-        rate = _number(number) * (PREFIXES[found[2]] if found else 1)
+            rate = float(value)
         if not 0 < rate < float("inf"):
             raise UserError(f'{name} is {value!r}: give a figure such as "900 G{unit}".')
         return rate
@@ -107,21 +106,10 @@ def _rate(unit: str) -> Callable[[str, Any], float]:
     return read
 
 
-def _number(text: Any) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
 def _name(name: str, value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[^\s,](?:[^\n,]*[^\s,])?", value):
         raise UserError(f"{name} is {value!r}: give a text without commas.")
     return value
-
-
-def _memory(name: str, value: Any) -> int:
-    return size_in_bytes(value)
 
 
 def _host(name: str, value: Any) -> str:
@@ -137,18 +125,19 @@ def _switch(name: str, value: Any) -> bool:
 
 
 def _capability(name: str, value: Any) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)\.(\d)", str(value))
-    if not found:
+    match = re.fullmatch(r"(\d+)\.(\d)", str(value))
+    if not match:
         raise UserError(f'{name} is {value!r}: give a compute capability such as "8.6".')
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _shares(values: Any, base: Shares | None) -> Shares:
-    known = [field.name for field in fields(Shares)]
-    if not isinstance(values, dict) or not set(values) <= set(known):
-        raise UserError(f"shares is {values!r}: give a table with {', '.join(known)}.")
+    """The Shares of a file; what it does not give is from `base`. Raises UserError."""
+    names = [field.name for field in fields(Shares)]
+    if not isinstance(values, dict) or not set(values) <= set(names):
+        raise UserError(f"shares is {values!r}: give a table with {', '.join(names)}.")
     merged = (asdict(base) if base else {}) | values
-    missing = [name for name in known if name not in merged]
+    missing = [name for name in names if name not in merged]
     if missing:
         raise UserError(
             f"shares has no {', '.join(missing)}: give each of them, or a preset as `like`."
@@ -161,7 +150,7 @@ def _shares(values: Any, base: Shares | None) -> Shares:
 
 READ: dict[str, Callable[[str, Any], Any]] = {
     "name": _name,
-    "memory": _memory,
+    "memory": lambda name, value: size_in_bytes(value),
     "bandwidth": _rate("B/s"),
     **dict.fromkeys(("fp64", "fp32", "tf32", "fp16"), _rate("FLOP/s")),
     "host": _host,

@@ -40,7 +40,7 @@ def watch() -> None:
 
 
 def _say_torchrun() -> None:
-    """From now on a rank's variable that is missing is explained, after the traceback."""
+    """Let Python name torchrun below the traceback of a program that misses RANK and so on."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
@@ -91,6 +91,7 @@ def put_on() -> None:
 
 
 def _start() -> None:
+    """Start the GPUs that this process sees, share their memory, and begin its record."""
     from multigpu.errors import UserError
     from multigpu.launch.room import GIB, TORCH_RANK, available_memory
     from multigpu.virtual.options import from_environment

@@ -38,13 +38,13 @@ def watch(history: bool = False) -> None:
 
 def mark_living() -> None:
     """Mark the blocks of all parameters and optimizers that exist now."""
-    for thing in gc.get_objects():
-        kind = type(thing)
+    for obj in gc.get_objects():
+        kind = type(obj)
         if issubclass(kind, Optimizer):
-            _mark_of(thing)
-        elif issubclass(kind, torch.Tensor) and isinstance(thing, torch.nn.Parameter):
-            _mark(thing, PARAMETERS)
-            _mark(thing.grad if thing.is_leaf else None, GRADIENTS)
+            _mark_of(obj)
+        elif issubclass(kind, torch.Tensor) and isinstance(obj, torch.nn.Parameter):
+            _mark(obj, PARAMETERS)
+            _mark(obj.grad if obj.is_leaf else None, GRADIENTS)
 
 
 def mark_at_the_end() -> None:
@@ -65,8 +65,8 @@ def _step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _has_new_peak() -> bool:
     running = machine.running()
-    contents = [meter.contents for meter in running.meters] if running else []
-    peaks = [one.born for one in contents if one is not None]
+    meters = running.meters if running else []
+    peaks = [meter.contents.born for meter in meters if meter.contents is not None]
     is_new = peaks != _marked_at
     _marked_at[:] = peaks
     return is_new

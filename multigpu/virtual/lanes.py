@@ -3,9 +3,8 @@
 from multigpu.virtual.sim.spans import (
     Span,
     format_seconds,
-    involves,
-    merge_spans,
     subtract_spans,
+    work_spans,
 )
 from multigpu.virtual.sim.timeline import Timeline
 
@@ -41,12 +40,9 @@ def text_lanes(timeline: Timeline) -> list[str]:
 
 def _line(timeline: Timeline, lane: int) -> str:
     limits = (timeline.start, timeline.end)
-    work = [event for event in timeline.events if involves(event, lane)]
-    computing = [(event.start, event.end) for event in work if event.kind == "compute"]
-    computing = merge_spans(computing, *limits)
-    others = [(event.start, event.end) for event in work if event.kind != "compute"]
-    communicating = subtract_spans(merge_spans(others, *limits), computing)
-    shares = zip(_shares(computing, *limits), _shares(communicating, *limits), strict=True)
+    computing, communicating = work_spans(timeline.events, lane, *limits)
+    exposed = subtract_spans(communicating, computing)
+    shares = zip(_shares(computing, *limits), _shares(exposed, *limits), strict=True)
     return "".join(_character(*both) for both in shares)
 
 

@@ -55,16 +55,16 @@ class Status(NamedTuple):
 def statuses() -> list[Status]:
     """The GPUs of this machine. Raises UserError outside of a run on virtual GPUs."""
     machine, options = _machine(), from_environment()
-    own = {meter.number: meter for meter in machine.meters} if machine else {}
+    meters = {meter.number: meter for meter in machine.meters} if machine else {}
     if options is None:
-        if not own:
+        if not meters:
             raise UserError("no virtual GPUs are running: start with `multigpu virtual`.")
-        return [_own(meter) for meter in own.values()]
+        return [_status_of(meter) for meter in meters.values()]
     # `multigpu prove` keeps no records.
     folder = Path(os.environ.get(VARIABLE, os.devnull))
     return [
-        _own(own[number])
-        if number in own
+        _status_of(meters[number])
+        if number in meters
         else _from_records(folder, number, model, options.memory or model.memory)
         for number, model in enumerate(options.models())
     ]
@@ -77,7 +77,8 @@ def _machine() -> "Machine | None":
     return machine if machine and machine.process == os.getpid() else None
 
 
-def _own(meter: "Meter") -> Status:
+def _status_of(meter: "Meter") -> Status:
+    """The status of a GPU of this process."""
     clock = meter.machine.clock
     processes = [(pid, nbytes) for pid, nbytes in meter.processes() if nbytes]
     busy = _percentage(clock.computed(meter.index), clock.reached())
@@ -85,6 +86,7 @@ def _own(meter: "Meter") -> Status:
 
 
 def _from_records(folder: Path, number: int, model: Gpu, capacity: int) -> Status:
+    """The status of a GPU by the records of the run's processes in `folder`."""
     processes = shared_memory.read_processes(shared_memory.table_path(folder, number))
     living = {pid for pid, _ in processes}
     computed = until = 0.0

@@ -87,6 +87,7 @@ def _csv(
     rows: Sequence[tuple[Status, Process | None]],
     form: str,
 ) -> list[str]:
+    """The lines of a query: `read` gives the cell of a field, `form` is the --format."""
     options = [word.strip() for word in form.split(",")]
     if "csv" not in options or not set(options) <= {"csv", "noheader", "nounits"}:
         raise UserError('"--format=csv" is needed, with noheader and nounits if wanted.')
@@ -122,11 +123,12 @@ def _unit(field: str) -> str:
 
 def _shown(field: str) -> str:
     """The name of a field in the header."""
-    other = {"gpu_name": "name", "gpu_uuid": "uuid", "used_memory": "used_gpu_memory"}
-    return other.get(field, field)
+    aliases = {"gpu_name": "name", "gpu_uuid": "uuid", "used_memory": "used_gpu_memory"}
+    return aliases.get(field, field)
 
 
 def _gpu_field(name: str, gpu: Status, process: Process | None = None) -> Cell:
+    """The value and unit of a field of --query-gpu. Raises UserError for another name."""
     values = {
         "index": gpu.number,
         "count": len(monitor.statuses()) if name == "count" else 0,
@@ -145,8 +147,8 @@ def _gpu_field(name: str, gpu: Status, process: Process | None = None) -> Cell:
         "compute_mode": "Default",
         "timestamp": time.strftime("%Y/%m/%d %H:%M:%S.000"),
     }
-    other = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id"}
-    value = values.get(other.get(name, name))
+    aliases = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id"}
+    value = values.get(aliases.get(name, name))
     if value is None:
         if not OTHER_FIELDS.fullmatch(name):
             raise UserError(f'Field "{name}" is not a valid field to query.')
@@ -155,6 +157,7 @@ def _gpu_field(name: str, gpu: Status, process: Process | None = None) -> Cell:
 
 
 def _process_field(name: str, gpu: Status, process: Process) -> Cell:
+    """The value and unit of a field of --query-compute-apps. Raises UserError."""
     pid, nbytes = process
     if name == "pid":
         return str(pid), ""
@@ -198,7 +201,7 @@ def _table(gpus: Sequence[Status]) -> list[str]:
     ]
     for gpu in gpus:
         name, used = f"{gpu.name[:24]:<24}{'N/A':>9}", -(-gpu.used // MIB)
-        rows = (
+        cells = (
             (f"{gpu.number:>3}  {name} ", f"  {_bus_id(gpu)} Off", "N/A"),
             (
                 f"N/A   N/A    N/A{'N/A /  N/A ':>23}",
@@ -207,7 +210,7 @@ def _table(gpus: Sequence[Status]) -> list[str]:
             ),
             ("", "", "N/A"),
         )
-        lines += [f"| {one:<39} | {two:>22} | {three:>20} |" for one, two, three in rows]
+        lines += ["| {:<39} | {:>22} | {:>20} |".format(*row) for row in cells]
         lines.append(rule)
     lines += [
         f" {'':89} ",

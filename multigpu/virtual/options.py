@@ -187,6 +187,7 @@ def check(options: Options) -> None:
 
 
 def _check_world(options: Options) -> None:
+    """The checks of `check` for --world, --as-rank and --gpus-per-node."""
     size, per_node = options.world, options.gpus_per_node
     if size < 1:
         raise UserError(f"--world is {size}: give the number of ranks, from 1 up.")
@@ -234,8 +235,8 @@ def gpus_of(text: str) -> str | Gpu | tuple[str | Gpu, ...]:
         if not gpu_file.is_file(word):
             hint = f"use one of {', '.join(GPUS)}, or a file (.json or .toml) with your own."
             _check_name("--gpu", word, GPUS, hint)
-    found = tuple(gpu_file.read(word) if gpu_file.is_file(word) else word for word in words)
-    return found[0] if len(found) == 1 else found
+    gpus = tuple(gpu_file.read(word) if gpu_file.is_file(word) else word for word in words)
+    return gpus[0] if len(gpus) == 1 else gpus
 
 
 def memory_in_bytes(text: str) -> int:

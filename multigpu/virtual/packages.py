@@ -33,7 +33,7 @@ PACKAGES = {
 class Finder:
     """Finds the packages that cannot run before Python does, while `holds()` is True.
 
-    Triton's own is found unless `refuses_triton`.
+    An installed Triton is found, but launches no kernel; with `refuses_triton` it is refused.
     """
 
     def __init__(self, holds: Callable[[], bool] = lambda: True):
@@ -84,7 +84,7 @@ class _Refusing:
 
 
 def _without_launches(spec: ModuleSpec) -> ModuleSpec:
-    """Triton's own, after whose import a launch of a kernel raises RuntimeError."""
+    """The spec of Triton, after whose import a launch of a kernel raises RuntimeError."""
     execute = spec.loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

@@ -86,11 +86,10 @@ class Prediction:
     @classmethod
     def of(cls, records: list[Record], options: Options) -> "Prediction | None":
         """The prediction from the records of a run; None if no optimizer made a step."""
-        figures = [step_figures(record) for record in records]
-        known = [one for one in figures if one is not None]
-        if not known:
+        measured = [figures for figures in map(step_figures, records) if figures is not None]
+        if not measured:
             return None
-        return cls(options, max(known, key=lambda one: one.seconds))
+        return cls(options, max(measured, key=lambda figures: figures.seconds))
 
     def per_second(self, per_step: int | None) -> float | None:
         """Samples or tokens a second of all ranks, from those of a step; None without them."""

@@ -133,7 +133,7 @@ class Record:
     memory: dict[int, list[Lifetime]] = field(default_factory=dict)
 
     def move(self, moved: Callable[[float], float]) -> None:
-        """Let what was at a time be at `moved(time)`. What the GPUs worked stays as long."""
+        """Replace each time of the record by `moved(time)`; the GPUs' seconds of work stay."""
         summary = self.summary
         summary.seconds = moved(summary.seconds)
         if summary.whole_until is not None:
@@ -165,8 +165,8 @@ def append_events(path: Path, fields: list[Any], notes: dict[int, str]) -> None:
 
 def write_memory(path: Path, memory: dict[int, list[Lifetime]]) -> None:
     """Write NAME.allocations: the largest of each GPU, by its number in the process."""
-    kept = {gpu: nlargest(LIMIT, parts, key=itemgetter(2)) for gpu, parts in memory.items()}
-    path.write_bytes(pickle.dumps(kept))
+    largest = {gpu: nlargest(LIMIT, parts, key=itemgetter(2)) for gpu, parts in memory.items()}
+    path.write_bytes(pickle.dumps(largest))
 
 
 def read_records(folder: Path) -> list[Record]:

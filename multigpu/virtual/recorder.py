@@ -143,8 +143,8 @@ class Recorder:
             costs = {machine.meters[device.shown].costs for device in devices}
             flops: dict[str, float] = defaultdict(float)
             # Different GPUs have no common peak to compare with.
-            if len(costs) == 1 and isinstance(one := costs.pop(), CountingCosts):
-                for (phase, peak), count in one.flops.items():
+            if len(costs) == 1 and isinstance(counting := costs.pop(), CountingCosts):
+                for (phase, peak), count in counting.flops.items():
                     if phase == "forward":
                         flops[str(peak)] += count
             step = Step(
@@ -165,6 +165,7 @@ class Recorder:
                 return
 
     def _take(self, machine: Machine) -> None:
+        """Take the clock's events: add up their work, and write the first LIMIT of all."""
         fields, notes = take_events(machine.clock)
         if not fields:
             return
@@ -185,17 +186,18 @@ class Recorder:
     def _add_work(
         self, columns: dict[str, list[Any]], starts: np.ndarray, ends: np.ndarray
     ) -> None:
+        """Add events to their devices' busy times; `starts` and `ends` are in seconds."""
         devices = np.array(columns["device"])
         peers = np.array([-1 if peer is None else peer for peer in columns["peer"]])
         kinds = np.array(list(map(KINDS.index, columns["kind"])))
         # A transfer is work of both its ends.
         peers[kinds != KINDS.index("transfer")] = -1
         for device in {*devices.tolist(), *peers.tolist()} - {-1}:
-            mine = (devices == device) | (peers == device)
-            self.busy[device, "busy"].add(starts[mine], ends[mine])
+            of_device = (devices == device) | (peers == device)
+            self.busy[device, "busy"].add(starts[of_device], ends[of_device])
             for number, kind in enumerate(KINDS):
-                some = mine & (kinds == number)
-                self.busy[device, kind].add(starts[some], ends[some])
+                of_kind = of_device & (kinds == number)
+                self.busy[device, kind].add(starts[of_kind], ends[of_kind])
 
     def _devices(self, machine: Machine) -> list[Device]:
         """The GPUs that this process used: those with memory or work, or too little memory."""
@@ -219,13 +221,13 @@ class Recorder:
 
     def _write_memory(self, machine: Machine, devices: list[Device]) -> None:
         meters = {device.shown: machine.meters[device.shown] for device in devices}
-        kept = {
+        histories = {
             number: meter.history()
             for number, meter in meters.items()
             if meter.contents is not None and meter.contents.history is not None
         }
-        if kept:
-            write_memory(self.summary_path.with_suffix(".allocations"), kept)
+        if histories:
+            write_memory(self.summary_path.with_suffix(".allocations"), histories)
 
     def _learn_rank(self) -> None:
         """Ask torch.distributed, else the launcher's variable; a rank once known is kept."""

@@ -16,7 +16,7 @@ from multigpu.virtual.record import Device, Record, read_records
 from multigpu.virtual.shared_memory import Shared, read_shared
 from multigpu.virtual.sim.event import Event
 from multigpu.virtual.sim.presets import format_bytes
-from multigpu.virtual.sim.spans import Span, format_seconds, in_turns, merge_spans
+from multigpu.virtual.sim.spans import Span, format_seconds, in_turns, merge_spans, work_spans
 from multigpu.virtual.sim.timeline import Timeline
 from multigpu.virtual.table import table
 from multigpu.virtual.traffic import Flow
@@ -85,7 +85,8 @@ class Report:
             *self.fit(exit_code).text(),
             *(traffic_text(self.flows()) if has_traffic else ()),
             *text_lanes(self.timeline_of_step() or self.timeline()),
-            *self._list(),
+            "not as on a GPU:",
+            *(f"- {remark}" for remark in self.remarks()),
             *self._likely(),
         ]
         return "\n".join(lines)
@@ -170,11 +171,11 @@ class Report:
                 f"(torch.cuda.Event, --clock simulated) are of a GPU of its own."
             )
         for record in self.records:
-            remarks += [one for one in record.summary.left_out if one not in remarks]
+            remarks += [text for text in record.summary.left_out if text not in remarks]
         if self.options.slow_rank is not None:
             rank, _, factor = self.options.slow_rank.partition(":")
             remarks.append(f"Rank {rank} takes {factor} times as long (--slow-rank).")
-        still = [self._process(one) for one in self.records if one.summary.standstill]
+        still = [self._process(record) for record in self.records if record.summary.standstill]
         if still:
             remarks.append(
                 f"{', '.join(still)} stood still and was ended, as NCCL's watchdog ends it: "
@@ -194,11 +195,9 @@ class Report:
 
     def timeline(self) -> Timeline:
         """The events of all processes, with a lane for each GPU of each process."""
-        lanes: list[str] = []
+        lanes = [self._lane(record, device) for record, device in self._devices()]
         events: list[Event] = []
         notes: dict[Event, str] = {}
-        for record, device in self._devices():
-            lanes.append(self._lane(record, device))
         first = 0
         for record in self.records:
             devices = record.summary.devices
@@ -228,8 +227,8 @@ class Report:
         capacities = {lane: device.capacity for lane, device in devices.items()}
         text = self.text(exit_code)
         with atomic(path) as file:
-            whole = page.html(command, text, self.timeline(), memory, capacities)
-            file.write_text(whole, encoding="utf-8")
+            document = page.html(command, text, self.timeline(), memory, capacities)
+            file.write_text(document, encoding="utf-8")
         return path
 
     def whole_until(self) -> float | None:
@@ -244,10 +243,8 @@ class Report:
         step, until = self.prediction.slowest, self.whole_until()
         if until is not None and step.end > until:
             return None
-        whole = self.timeline()
-        return Timeline(
-            whole.events, whole.lanes, step.start, step.end, whole.label, whole.notes
-        )
+        run = self.timeline()
+        return Timeline(run.events, run.lanes, step.start, step.end, run.label, run.notes)
 
     def flows(self) -> list[Flow]:
         """The bytes of each pair of ranks, of GPUs of a process, and of a GPU and the host."""
@@ -257,7 +254,8 @@ class Report:
         }
         flows: Counter[tuple[str, str, int, int]] = Counter()
         for record in self.records:
-            lanes = {one.shown: self._lane(record, one) for one in record.summary.devices}
+            devices = record.summary.devices
+            lanes = {device.shown: self._lane(record, device) for device in devices}
             for source, node, destination, other_node, nbytes in record.summary.copied:
                 ends = lanes.get(source, "host"), lanes.get(destination, "host")
                 flows[*ends, node, other_node] += nbytes
@@ -287,16 +285,19 @@ class Report:
         def add(name: str, text: Callable[[Prediction], str]) -> None:
             rows.append((name, *(text(column) for column in columns)))
 
-        add("step time", lambda one: format_seconds(one.slowest.seconds))
+        add("step time", lambda column: format_seconds(column.slowest.seconds))
         for unit in ("samples", "tokens"):
             per_step = getattr(self.options, f"{unit}_per_step")
             if per_step is not None:
-                add(f"{unit}/s", lambda one, n=per_step: f"{one.per_second(n):,.0f}")
+                add(f"{unit}/s", lambda column, n=per_step: f"{column.per_second(n):,.0f}")
         if peak := self.prediction.slowest.peak:
-            add(f"MFU, of {peak / 1e12:,.0f} TFLOP/s", lambda one: f"{one.slowest.mfu:.1%}")
-        add("computing", lambda one: format_seconds(one.slowest.compute))
-        add("communicating", lambda one: format_seconds(one.slowest.communicate))
-        add("not hidden by computing", lambda one: format_seconds(one.slowest.exposed))
+            add(
+                f"MFU, of {peak / 1e12:,.0f} TFLOP/s",
+                lambda column: f"{column.slowest.mfu:.1%}",
+            )
+        add("computing", lambda column: format_seconds(column.slowest.compute))
+        add("communicating", lambda column: format_seconds(column.slowest.communicate))
+        add("not hidden by computing", lambda column: format_seconds(column.slowest.exposed))
         yield from table(rows)
         count = self.prediction.slowest.count
         if len(self.records[0].summary.steps) == 1:
@@ -304,16 +305,12 @@ class Report:
         else:
             yield f"the median of {pluralize(count, 'step')}, without the first"
 
-    def _list(self) -> Iterator[str]:
-        yield "not as on a GPU:"
-        for remark in self.remarks():
-            yield f"- {remark}"
-
     def _likely(self) -> Iterator[str]:
         """Why the run stood still: the ranks say it, too, but above torchrun's traceback."""
-        still = [one.summary.standstill for one in self.records if one.summary.standstill]
-        for likely in dict.fromkeys(one["likely"] for one in still if one["likely"]):
-            yield f"likely cause of the standstill: {likely}"
+        standstills = (record.summary.standstill for record in self.records)
+        likely = (standstill["likely"] for standstill in standstills if standstill)
+        for cause in filter(None, dict.fromkeys(likely)):
+            yield f"likely cause of the standstill: {cause}"
 
     def _devices(self) -> Iterator[tuple[Record, Device]]:
         for record in self.records:
@@ -327,7 +324,7 @@ class Report:
             users.setdefault((device.machine, device.number), []).append((record, device))
         gpus = []
         for place, used in users.items():
-            peak, at_once = max(max(one.peak, one.reserved) for _, one in used), 1
+            peak, at_once = max(max(device.peak, device.reserved) for _, device in used), 1
             if len(used) > 1 and place in shared:
                 peak, at_once = shared[place].peak, shared[place].most_processes
             gpus.append(Gpu(*place, used, peak, at_once))
@@ -346,9 +343,8 @@ class Report:
         works: dict[int, dict[Hashable, list[Span]]] = defaultdict(dict)
         for gpu in filter(self._takes_turns, self.gpus):
             for record, device in gpu.users:
-                own = [one for one in record.events if one.device == device.shown]
-                spans = [(one.start, one.end) for one in own if one.kind == "compute"]
-                spans = merge_spans(spans, 0.0, record.summary.seconds)
+                until = record.summary.seconds
+                spans, _ = work_spans(record.events, device.shown, 0.0, until)
                 # Of the events that the record has not, only the sum is known.
                 last = spans[-1][1] if spans else 0.0
                 rest = device.compute - sum(end - start for start, end in spans)
@@ -359,7 +355,7 @@ class Report:
 
     def _name(self, gpu: Gpu) -> str:
         name = f"GPU {gpu.number}"
-        machines = {one.machine for one in self.gpus}
+        machines = {other.machine for other in self.gpus}
         return f"{name} of {gpu.machine}" if len(machines) > 1 else name
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
@@ -399,15 +395,16 @@ class Report:
 
     def _starts(self) -> list[str]:
         """The starts of ranks, in their order."""
-        ranks = (one.summary for one in self.records if one.summary.rank is not None)
-        return list(dict.fromkeys(summary.start for summary in ranks))
+        summaries = (record.summary for record in self.records)
+        return list(dict.fromkeys(s.start for s in summaries if s.rank is not None))
 
     def _lane(self, record: Record, device: Device) -> str:
+        """The name of a lane: "cuda:1", "cuda:0 (GPU 3)", "rank 2, cuda:0"."""
         name = f"cuda:{device.shown}"
         if device.number != device.shown:
             name += f" (GPU {device.number})"
         if (
-            sum(bool(one.summary.devices) for one in self.records) > 1
+            sum(bool(other.summary.devices) for other in self.records) > 1
             or record.summary.rank is not None
         ):
             name = f"{self._process(record)}, {name}"

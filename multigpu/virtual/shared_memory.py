@@ -75,16 +75,16 @@ class SharedMemory:
         This process has the bytes that its allocator has reserved now.
         """
         # Before the lock: the allocator has one of its own.
-        found = [(os.getpid(), self.meter.reserved)]
+        processes = [(os.getpid(), self.meter.reserved)]
         with self._locked() as has_table:
             if has_table:
                 self._forget_ended()
-                found += [
+                processes += [
                     (self._table[row], self._table[row + 1])
                     for row in self._rows()
                     if row != self._row and self._table[row]
                 ]
-            return sorted(found)
+            return sorted(processes)
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -121,18 +121,10 @@ class SharedMemory:
         own = 0 if self._row is None else self._table[self._row + 1]
         return sum(self._table[FIRST + 1 : end : 2]) - own
 
-    def _hold(self, row: int) -> bool:
-        """Lock a row; False if another process, which has not ended, holds it."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
-        except OSError:
-            return False
-        return True
-
     def _forget_ended(self) -> None:
         """Empty the rows of processes that have ended."""
         for row in self._rows():
-            if row != self._row and self._table[row] and self._hold(row):
+            if row != self._row and self._table[row] and _lock_row(self._file, row):
                 self._table[row] = self._table[row + 1] = 0
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, row)
 
@@ -145,10 +137,10 @@ class SharedMemory:
             raise UserError(
                 f"{MOST_ROWS:,} processes use one virtual GPU, the most that can: start fewer."
             )
-        self._hold(row)
+        _lock_row(self._file, row)
         self._table[row], self._table[row + 1] = os.getpid(), 0
         self._table[ROWS] = max(self._table[ROWS], (row - FIRST) // 2 + 1)
-        used = sum(self._table[one] > 0 for one in self._rows())
+        used = sum(self._table[place] > 0 for place in self._rows())
         self._table[MOST] = max(self._table[MOST], used)
         return row
 
@@ -168,25 +160,25 @@ def read_processes(path: Path) -> list[tuple[int, int]]:
         file = os.open(path, os.O_RDWR)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = []
+    processes = []
     try:
         fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)
         table = array("q", os.pread(file, TABLE_BYTES, 0))
         for row in range(FIRST, FIRST + 2 * table[ROWS], 2) if table else ():
-            if table[row] and _is_held(file, row):
-                found.append((table[row], table[row + 1]))
+            if table[row] and not _lock_row(file, row):
+                processes.append((table[row], table[row + 1]))
     finally:
         os.close(file)
-    return sorted(found)
+    return sorted(processes)
 
 
-def _is_held(file: int, row: int) -> bool:
-    """Whether the process of a row has not ended: it holds the row's lock."""
+def _lock_row(file: int, row: int) -> bool:
+    """Lock a row; False if another process, which has not ended, holds it."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
     except OSError:
-        return True
-    return False
+        return False
+    return True
 
 
 class Shared(NamedTuple):
@@ -222,9 +214,9 @@ def share(meters: list["Meter"], visible: list[int]) -> None:
 
 def read_shared(folder: Path) -> dict[tuple[str, int], Shared]:
     """What the processes of a run had of each GPU, by its machine's name and its number."""
-    found = {}
+    shared = {}
     for path in folder.glob(f"*{SUFFIX}"):
         table = array("q", path.read_bytes()[: 8 * FIRST])
         name, _, number = path.name.removesuffix(SUFFIX).rpartition(".")
-        found[name, int(number)] = Shared(table[PEAK], table[MOST])
-    return found
+        shared[name, int(number)] = Shared(table[PEAK], table[MOST])
+    return shared

@@ -34,8 +34,8 @@ def _number(entry: str, count: int) -> int | None:
         named = [number for number in range(count) if uuid(number).startswith(entry.strip())]
         return named[0] if len(named) == 1 else None
     # As CUDA does, take the digits with which an entry begins.
-    found = re.match(r"\s*\+?(\d+)", entry)
-    return int(found[1]) if found and int(found[1]) < count else None
+    digits = re.match(r"\s*\+?(\d+)", entry)
+    return int(digits[1]) if digits and int(digits[1]) < count else None
 
 
 def uuid(number: int) -> str:

@@ -15,7 +15,7 @@ from multigpu.virtual import nvml
 from multigpu.virtual.face import driver, nvtx
 from multigpu.virtual.ops.storage import locate
 from multigpu.virtual.patches import device_module
-from multigpu.virtual.patches.devices import inner, meter_of
+from multigpu.virtual.patches.devices import inner_device, meter_of
 from multigpu.virtual.patches.replacing import Replacement, Row
 
 # The versions that programs read; 9.1 is the last cuDNN for V100, too.
@@ -105,7 +105,7 @@ def _storage_cuda(original: Callable) -> Callable:
     """torch.load(map_location=lambda storage, location: storage.cuda(1))."""
 
     def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-        index = inner("cuda" if device is None else device).index
+        index = inner_device("cuda" if device is None else device).index
         return locate(self, meter_of(index).device)
 
     return cuda

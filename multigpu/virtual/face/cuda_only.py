@@ -40,8 +40,9 @@ def _cuda_extension(original: Callable) -> Callable:
 
 def _load(original: Callable) -> Callable:
     def load(name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        given = [sources] if isinstance(sources, str) else sources
-        if kwargs.get("with_cuda") or any(str(one).endswith((".cu", ".cuh")) for one in given):
+        files = [sources] if isinstance(sources, str) else sources
+        has_cuda = any(str(file).endswith((".cu", ".cuh")) for file in files)
+        if kwargs.get("with_cuda") or has_cuda:
             _refuse_extension(name)
         return original(name, sources, *args, **kwargs)
 

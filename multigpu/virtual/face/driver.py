@@ -108,12 +108,12 @@ def memory_stats(index: int) -> dict[str, Any]:
     """
     meter = meter_of(index)
     allocator = meter.allocator
-    living = [(one.nbytes, one.chunk.pool.small) for one in meter.living() if one.chunk]
+    living = [allocation for allocation in meter.living() if allocation.chunk]
     pools = {"all": living}
-    pools["small_pool"] = [one for one in living if one[1]]
-    pools["large_pool"] = [one for one in living if not one[1]]
+    pools["small_pool"] = [part for part in living if part.chunk.pool.small]
+    pools["large_pool"] = [part for part in living if not part.chunk.pool.small]
     so_far = meter.accumulated()
-    nbytes = {name: _counter(sum(size for size, _ in pool)) for name, pool in pools.items()}
+    nbytes = {name: _counter(sum(p.nbytes for p in pool)) for name, pool in pools.items()}
     nbytes["all"]["peak"] = meter.peak
     nbytes["all"] |= {"allocated": so_far["bytes allocated"], "freed": so_far["bytes freed"]}
     counts = {name: _counter(len(pool)) for name, pool in pools.items()}
@@ -124,8 +124,8 @@ def memory_stats(index: int) -> dict[str, Any]:
     return {
         **dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), nbytes),
         **dict.fromkeys(("allocation", "active"), counts),
-        "reserved_bytes": {name: asdict(one) for name, one in allocator.reserved.items()},
-        "segment": {name: asdict(one) for name, one in segments.items()},
+        "reserved_bytes": {name: asdict(count) for name, count in allocator.reserved.items()},
+        "segment": {name: asdict(count) for name, count in segments.items()},
         "inactive_split": {name: _counter(number) for name, (number, _) in inactive.items()},
         "inactive_split_bytes": {name: _counter(size) for name, (_, size) in inactive.items()},
         "oversize_allocations": _counter(0),
@@ -154,8 +154,7 @@ def reset_accumulated_memory_stats(index: int) -> None:
 def memory_info(index: int) -> tuple[int, int]:
     """(free, total) bytes of cuda:index, which other processes can use, too."""
     meter = meter_of(index)
-    if meter.asserted:
-        raise meter.assert_error()
+    meter.check_assert()
     return meter.free, meter.capacity
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.patches.devices import inner
+from multigpu.virtual.patches.devices import inner_device
 from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import names
 
@@ -30,6 +30,7 @@ def _copy_without_guard(original: Any) -> Any:
 
 
 def _new_on_shown_device(original: staticmethod) -> staticmethod:
+    """FakeTensor.__new__ with the shown device in the place of the inner one."""
     make = original.__func__
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -43,20 +44,21 @@ def _new_on_shown_device(original: staticmethod) -> staticmethod:
 
 
 def _dispatch_with_inner_device(original: classmethod) -> classmethod:
+    """FakeTensor's dispatch: autograd's question for the device gets the inner one."""
     dispatch = original.__func__
 
     def __torch_dispatch__(
         cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = dispatch(cls, func, types, args, kwargs or {})
-        return inner(out) if func is ASKS_DEVICE else out
+        return inner_device(out) if func is ASKS_DEVICE else out
 
     return classmethod(__torch_dispatch__)
 
 
 def _handlers_with_inner_device(original: dict) -> dict:
     answer: Callable = original[ASKS_DEVICE]
-    return {**original, ASKS_DEVICE: lambda args: inner(answer(args))}
+    return {**original, ASKS_DEVICE: lambda args: inner_device(answer(args))}
 
 
 _GUARD = "autograd's C++ code asks for the device, and for CUDA it would need a device guard"

@@ -39,6 +39,7 @@ def _fallback() -> Callable[[], None]:
 
 
 def _own_kernels() -> Callable[[], None]:
+    """Replace a CUDA build's kernels of OWN_KERNELS; return a function that restores them."""
     from multigpu.virtual.ops import op_info
 
     library = torch.library.Library("aten", "IMPL")

@@ -101,7 +101,7 @@ def snapshot(*arguments: Any) -> dict[str, Any]:
     return {
         "segments": [segment for meter in meters for segment in _segments(meter)],
         "device_traces": [
-            list(getattr(one.allocator.record, "entries", [])) for one in meters
+            list(getattr(meter.allocator.record, "entries", [])) for meter in meters
         ],
         "allocator_settings": {
             alloc_conf.VARIABLES[0]: alloc_conf.settings_text(),
@@ -112,6 +112,7 @@ def snapshot(*arguments: Any) -> dict[str, Any]:
 
 
 def _segments(meter: Meter) -> list[dict[str, Any]]:
+    """The device's contiguous ranges of memory, as torch's snapshot describes segments."""
     # What is freed has to be given back first.
     meter.living()
     frames = getattr(meter.allocator.record, "frames", {})

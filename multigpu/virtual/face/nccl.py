@@ -239,19 +239,19 @@ def _split_group(original: Any) -> Any:
         backend: Any = None,
     ) -> Any:
         parent = parent_pg or dist.group.WORLD
-        every = dist.get_process_group_ranks(parent)
-        whole = [every[rank] for ranks in split_ranks or () for rank in ranks]
+        parent_ranks = dist.get_process_group_ranks(parent)
+        members = [parent_ranks[rank] for ranks in split_ranks or () for rank in ranks]
         if (
             dist.group.WORLD.bound_device_id is None
-            or len(whole) != len(set(whole))
-            or not whole
+            or len(members) != len(set(members))
+            or not members
         ):
             # torch says what is wrong.
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
         for ranks in split_ranks:
             if parent.rank() in ranks:
                 return dist.new_group(
-                    sorted(every[rank] for rank in ranks),
+                    sorted(parent_ranks[rank] for rank in ranks),
                     timeout,
                     backend,
                     pg_options,
@@ -271,10 +271,10 @@ def _set_pg_timeout(original: Any) -> Any:
     def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         from multigpu.virtual.patches.nccl_group import NcclGroup
 
-        found = group or dist.group.WORLD
-        if not isinstance(found, NcclGroup):
+        group = group or dist.group.WORLD
+        if not isinstance(group, NcclGroup):
             return original(timeout, group)
-        found.timeout = found.options._timeout = timeout
+        group.timeout = group.options._timeout = timeout
 
     return set_pg_timeout
 
@@ -301,8 +301,8 @@ def _future(original: Any) -> Any:
     """
 
     def __init__(self: torch.futures.Future, *, devices: Any = None) -> None:
-        given = [torch.device(device) for device in devices or ()]
-        original(self, devices=[one for one in given if not names.is_virtual(one)])
+        listed = [torch.device(device) for device in devices or ()]
+        original(self, devices=[device for device in listed if not names.is_virtual(device)])
 
     return __init__
 

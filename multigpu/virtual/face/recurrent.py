@@ -7,31 +7,27 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-from torch.jit import _builtins
-
 from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.script_modules import compiled_as
 from multigpu.virtual.sim import names
 
 
-# Cached, because torch.jit knows a function by its id, which must not become another one's.
+# Cached, because `compiled_as` wants the replacement to stay.
 @cache
 def _shown(original: Callable) -> Callable:
-    builtin = _builtins._find_builtin(original)
+    """A layer of torch._VF whose errors name devices as programs do."""
 
     @wraps(original)
     def layer(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except RuntimeError as error:
-            two = (f" {names.INNER}:", f" {FACE}:")
-            error.args = tuple(str(part).replace(*two) for part in error.args)
+            inner, shown = f" {names.INNER}:", f" {FACE}:"
+            error.args = tuple(str(part).replace(inner, shown) for part in error.args)
             raise
 
-    if builtin is not None:
-        # torch.jit.script compiles a call of the replacement as a call of the original.
-        _builtins._register_builtin(layer, builtin)
-    return layer
+    return compiled_as(original, layer)
 
 
 ROWS: tuple[Row, ...] = tuple(

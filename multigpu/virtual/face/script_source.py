@@ -22,6 +22,8 @@ _DEVICE_NAME = re.compile(rf"{FACE}(:\d+)?")
 
 
 def _text(original: staticmethod) -> staticmethod:
+    """The text "cuda:1" becomes "vgpu:1"."""
+
     @wraps(original)
     def build_Str(context: Any, node: ast.Constant) -> Any:
         literal = original(context, node)
@@ -33,6 +35,8 @@ def _text(original: staticmethod) -> staticmethod:
 
 
 def _attribute(original: staticmethod) -> staticmethod:
+    """`x.is_cuda` becomes `x.device.type == "vgpu"`."""
+
     @wraps(original)
     def build_Attribute(context: Any, node: ast.Attribute) -> Any:
         # An attribute of a module can have any name.
@@ -48,6 +52,8 @@ def _attribute(original: staticmethod) -> staticmethod:
 
 
 def _call(original: staticmethod) -> staticmethod:
+    """`x.cuda()` becomes `x.to("vgpu")`."""
+
     @wraps(original)
     def build_Call(context: Any, node: ast.Call) -> Any:
         called = node.func

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from multigpu.virtual.face.typed_tensors import type_named
-from multigpu.virtual.patches.devices import Device, inner
+from multigpu.virtual.options import MOST_GPUS
+from multigpu.virtual.patches.devices import Device, inner_device
 from multigpu.virtual.patches.replacing import Registration, Replacement, Row
 from multigpu.virtual.sim import names
 
@@ -19,34 +20,34 @@ Tensor = torch.Tensor
 
 
 def _shown_device(original: Any) -> property:
-    own = original.__get__
-    shown = {device: names.show(device) for device in _inner_devices()}
+    """Tensor.device: the shown device of a virtual tensor."""
+    device_of = original.__get__
+    inner_devices = (Device(names.INNER, index) for index in range(MOST_GPUS))
+    shown = {device: names.show(device) for device in inner_devices}
 
     def device(self: Tensor) -> torch.device:
-        device = own(self)
+        device = device_of(self)
         return shown.get(device, device)
 
     return property(device)
 
 
-def _inner_devices() -> list[torch.device]:
-    return [Device(names.INNER, index) for index in range(128)]
-
-
 def _is_cuda(original: Any) -> property:
-    own = torch._C.TensorBase.device.__get__
+    device_of = torch._C.TensorBase.device.__get__
     # Under a torch function mode, C++ calls the replaced `device` here.
-    return property(lambda self: names.is_virtual(own(self)))
+    return property(lambda self: names.is_virtual(device_of(self)))
 
 
 def _cuda(original: Callable) -> Callable:
+    """Tensor.cuda. Raises CUDA's RuntimeError for a device of another type."""
+
     def cuda(
         self: Tensor,
         device: Any = None,
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        target = inner("cuda" if device is None else device)
+        target = inner_device("cuda" if device is None else device)
         if target.type != names.INNER:
             # CUDA's wording.
             raise RuntimeError("Invalid device, must be cuda device")
@@ -56,13 +57,15 @@ def _cuda(original: Callable) -> Callable:
 
 
 def _type(original: Callable) -> Callable:
+    """Tensor.type: the names of types have "cuda"; a type of CUDA moves the tensor."""
+
     def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **more: Any) -> Any:
         if dtype is None:
             return original(self).replace(f"torch.{names.INNER}.", "torch.cuda.")
         cuda_type = type_named(dtype)
         if cuda_type is None:
             return original(self, dtype, non_blocking, **more)
-        target = self.device if self.is_cuda else inner("cuda")
+        target = self.device if self.is_cuda else inner_device("cuda")
         return self.to(target, cuda_type.dtype, non_blocking=non_blocking)
 
     return type_
@@ -75,9 +78,9 @@ def _make_wrapper_subclass(original: Any) -> staticmethod:
     def make(*args: Any, **kwargs: Any) -> Tensor:
         for name in ("device", "device_for_backend_keys"):
             if kwargs.get(name) is not None:
-                kwargs[name] = inner(kwargs[name])
+                kwargs[name] = inner_device(kwargs[name])
         # A nested tensor of the jagged layout passes all its arguments by position.
-        args = tuple(inner(value) if type(value) is Device else value for value in args)
+        args = tuple(inner_device(value) if type(value) is Device else value for value in args)
         return function(*args, **kwargs)
 
     return staticmethod(make)
@@ -93,8 +96,8 @@ def _device_class(original: type) -> type:
     class Devices(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
             device = original(*args, **kwargs)
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            return names.show(device) if isinstance(given, int) else device
+            argument = args[0] if args else next(iter(kwargs.values()), None)
+            return names.show(device) if isinstance(argument, int) else device
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original)

@@ -65,8 +65,8 @@ def _set_default(original: Callable) -> Callable:
     """torch.set_default_tensor_type, also for these types: a default dtype and device."""
 
     def set_default_tensor_type(t: Any, /) -> None:
-        if found := type_named(t):
-            torch.set_default_dtype(found.dtype)
+        if tensor_type := type_named(t):
+            torch.set_default_dtype(tensor_type.dtype)
             torch.set_default_device(FACE)
         else:
             torch.set_default_device(None)

@@ -63,6 +63,11 @@ def _asked_by_program() -> bool:
 def _clock(
     zero: Callable[[], float], unit: int | None = None
 ) -> Callable[[Callable], Callable]:
+    """Return the `make` of a row for a clock that reads `zero()` when the GPUs start.
+
+    The program then reads simulated seconds, or a whole number with `unit` per second.
+    """
+
     def make(original: Callable) -> Callable:
         def now() -> float:
             if not _asked_by_program():

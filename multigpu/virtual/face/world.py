@@ -55,9 +55,10 @@ def _rendezvous(original: Callable) -> Callable:
     ) -> Iterator[tuple[dist.Store, int, int]]:
         size, own = _Wanted.options.world, own_rank()
         if rank not in (-1, own) or world_size not in (-1, size):
-            given = (own if rank == -1 else rank, size if world_size == -1 else world_size)
+            rank = own if rank == -1 else rank
+            world_size = size if world_size == -1 else world_size
             raise UserError(
-                f"the program starts as rank {given[0]:,} of {given[1]:,}, but this run is "
+                f"the program starts as rank {rank:,} of {world_size:,}, but this run is "
                 f"rank {own:,} of {size:,} (--world, --as-rank): take the rank and the world "
                 f"size from RANK and WORLD_SIZE, as under torchrun."
             )
@@ -101,6 +102,8 @@ def _spawn(original: Callable) -> Callable:
 
 
 def _mesh(original: Callable) -> Callable:
+    """init_device_mesh. Raises UserError if the mesh is not as large as the world."""
+
     def init_device_mesh(device_type: str, mesh_shape: tuple[int, ...], **options: Any) -> Any:
         ranks, size = prod(mesh_shape), _Wanted.options.world
         if ranks != size:
@@ -115,15 +118,18 @@ def _mesh(original: Callable) -> Callable:
 
 
 def _objects_of_one_rank(original: Callable) -> Callable:
-    """dist.broadcast_object_list and its kin, which work on the source's rank only."""
+    """dist.broadcast_object_list or scatter_object_list, for the source's rank alone.
+
+    On another rank it raises UserError: the source's objects do not exist.
+    """
 
     @wraps(original)
     def exchange(*arguments: Any, **options: Any) -> Any:
-        given = signature(original).bind(*arguments, **options).arguments
-        source = given.get("src") or 0
-        if given.get("group_src") is not None:
-            group = given.get("group") or dist.group.WORLD
-            source = dist.get_global_rank(group, given["group_src"])
+        bound = signature(original).bind(*arguments, **options).arguments
+        source = bound.get("src") or 0
+        if bound.get("group_src") is not None:
+            group = bound.get("group") or dist.group.WORLD
+            source = dist.get_global_rank(group, bound["group_src"])
         if source != own_rank():
             raise UserError(
                 f"rank {own_rank():,} gets objects from rank {source:,}, which does not run: "
@@ -150,8 +156,8 @@ def _same_objects(original: Callable) -> Callable:
                 f"leave it out here, or save with torch.save."
             )
         if _Wanted.options.shapes_only:
-            given = signature(original).bind(*arguments, **options).arguments
-            _Gathered.pickled = pickle.dumps(given["obj"])
+            bound = signature(original).bind(*arguments, **options).arguments
+            _Gathered.pickled = pickle.dumps(bound["obj"])
         try:
             return original(*arguments, **options)
         finally:

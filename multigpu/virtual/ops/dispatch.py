@@ -80,7 +80,7 @@ def dispatch(func: OpOverload, args: tuple, kwargs: dict) -> Any:
         }
         device = kwargs.get("device")
         if device is not None:
-            if not tensors or names.hide(device) != tensors[0]._block.meter.inner:
+            if not tensors or names.hide(device) != tensors[0]._block.meter.inner_device:
                 return _on_other_device(info, func, payloads, kwargs, tensors)
             kwargs["device"] = tensors[0]._payload.device
     if not tensors:
@@ -148,8 +148,8 @@ def execute(
             meters = [meter] * len(out)
         result = type(out)(
             [
-                _wrap_result(value, tensors, own) if isinstance(value, Tensor) else value
-                for value, own in zip(out, meters, strict=True)
+                _wrap_result(part, tensors, part_meter) if isinstance(part, Tensor) else part
+                for part, part_meter in zip(out, meters, strict=True)
             ]
         )
     else:

@@ -12,7 +12,7 @@ import torchgen
 
 from multigpu.virtual.ops.generator import device_of
 from multigpu.virtual.ops.op_info import INDEXING, OpInfo
-from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.ops.tensor import VirtualTensor, last_element
 from multigpu.virtual.sim import contents, names
 from multigpu.virtual.sim.machine import forked_error
 
@@ -28,8 +28,8 @@ def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
         raise no_numbers_error(READS.get(info.name, info.name))
 
 
-def no_numbers_error(what: str) -> RuntimeError:
-    """The error for `what`, which needs numbers where tensors have only shapes.
+def no_numbers_error(use: str) -> RuntimeError:
+    """The error for a use of numbers, such as "numpy()", where tensors have only shapes.
 
     It names the line of the program that asks.
     """
@@ -38,7 +38,7 @@ def no_numbers_error(what: str) -> RuntimeError:
     else:
         mode, change = "--shapes-only", "run without --shapes-only"
     return RuntimeError(
-        f"{_program_line()}{what} needs numbers, but with {mode} the tensors of virtual GPUs "
+        f"{_program_line()}{use} needs numbers, but with {mode} the tensors of virtual GPUs "
         f"have only shapes: {change}, or leave this out."
     )
 
@@ -57,11 +57,7 @@ def check_storages(tensors: list[VirtualTensor]) -> None:
     for tensor in tensors:
         if id(tensor._block) not in tensor._block.meter.shrunk or not tensor.numel():
             continue
-        last = sum(
-            (size - 1) * stride
-            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+        needed = (last_element(tensor) + 1) * tensor.itemsize
         nbytes = tensor._payload.untyped_storage().nbytes()
         if nbytes < needed:
             raise RuntimeError(
@@ -86,8 +82,8 @@ def device_mismatch_error(
     does since version 2.9; what has no argument of two devices (out=, lists) is on the
     `second`.
     """
-    own = OWN_SENTENCES.get(func.overloadpacket)
-    if own is not None and (sentence := own(args)):
+    sentence_of = OWN_SENTENCES.get(func.overloadpacket)
+    if sentence_of is not None and (sentence := sentence_of(args)):
         return RuntimeError(sentence)
     declared = _declaration(func.overloadpacket.__name__, func._schema.overload_name)
     unchecked = "NoCheck" in declared or (info.pointwise and not declared)
@@ -113,9 +109,9 @@ def device_mismatch_error(
 def _devices(arguments: Sequence[str], args: tuple) -> Iterator[tuple[str, torch.device]]:
     """(argument's name, device) of each tensor among an operation's arguments."""
     for name, value in zip(arguments, args, strict=False):
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, Tensor):
-                yield name, one.device
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, Tensor):
+                yield name, part.device
 
 
 # These call operations of TensorIterator, such as x == y.
@@ -148,11 +144,11 @@ def _cuda_kernel(func: torch._ops.OpOverload, args: tuple) -> tuple[str, Sequenc
 
 @functools.cache
 def _declaration(name: str, overload: str) -> str:
-    """What PyTorch's native_functions.yaml says of an operation."""
+    """An operation's entry in PyTorch's native_functions.yaml; "" if it has none."""
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
     full = re.escape(f"{name}.{overload}" if overload else name)
-    found = re.search(rf"- func: {full}\(.*?(?=\n- func|\Z)", path.read_text(), re.DOTALL)
-    return found.group(0) if found else ""
+    entry = re.search(rf"- func: {full}\(.*?(?=\n- func|\Z)", path.read_text(), re.DOTALL)
+    return entry.group(0) if entry else ""
 
 
 def _convolution_sentence(args: tuple) -> str | None:
@@ -288,13 +284,13 @@ def _is_in(value: object, tensors: list[Tensor]) -> bool:
 
 def check_generator(generator: torch.Generator, device: torch.device) -> None:
     """Raise torch's RuntimeError if the generator does not belong to the device."""
-    own = device_of(generator)
-    if own.type != device.type:
+    actual = device_of(generator)
+    if actual.type != device.type:
         raise RuntimeError(
-            f"Expected a '{device.type}' device type for generator but found '{own.type}'"
+            f"Expected a '{device.type}' device type for generator but found '{actual.type}'"
         )
-    if own != device:
-        raise RuntimeError(f"Expected a '{device}' generator device but found '{own}'")
+    if actual != device:
+        raise RuntimeError(f"Expected a '{device}' generator device but found '{actual}'")
 
 
 def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple) -> None:
@@ -302,11 +298,11 @@ def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple
     first, *others = (value for value in args if isinstance(value, (list, tuple)))
     for value in others:
         if len(value) == len(first):
-            for one, other in zip(first, value, strict=True):
-                if not isinstance(other, Tensor) or other.device == one.device:
+            for tensor, other in zip(first, value, strict=True):
+                if not isinstance(other, Tensor) or other.device == tensor.device:
                     continue
                 if not other.is_cpu or other.dim() > 0:
-                    raise device_mismatch_error(info, func, args, one.device, other.device)
+                    raise device_mismatch_error(info, func, args, tensor.device, other.device)
 
 
 def host_out_of_memory_error(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:

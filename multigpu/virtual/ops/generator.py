@@ -49,12 +49,12 @@ class VirtualGenerator(torch.Generator):
 
     def get_state(self) -> torch.Tensor:
         """The state, as a tensor of 16 bytes on the host."""
-        own = _Generator.get_state(self)
+        own_state = _Generator.get_state(self)
         seed = self.initial_seed()
-        offset = _offset(seed, own)
+        offset = _offset(seed, own_state)
         state = torch.frombuffer(bytearray(STATE.pack(seed, offset)), dtype=torch.uint8)
-        state.own_state = own
-        _own_states[seed, offset] = own
+        state.own_state = own_state
+        _own_states[seed, offset] = own_state
         if len(_own_states) > REMEMBERED:
             _own_states.popitem(last=False)
         return state
@@ -71,12 +71,12 @@ class VirtualGenerator(torch.Generator):
                 f"{new_state.dtype}."
             )
         seed, offset = STATE.unpack(bytes(new_state.tolist()))
-        own = getattr(new_state, "own_state", None)
+        own_state = getattr(new_state, "own_state", None)
         # A program can have changed the bytes since it has read the state.
-        if own is None or _offset(seed, own) != offset:
-            own = _own_states.get((seed, offset))
-        if own is not None:
-            _Generator.set_state(self, own)
+        if own_state is None or _offset(seed, own_state) != offset:
+            own_state = _own_states.get((seed, offset))
+        if own_state is not None:
+            _Generator.set_state(self, own_state)
         else:
             self.manual_seed(_seed_of(seed, offset))
         return self
@@ -88,11 +88,11 @@ class VirtualGenerator(torch.Generator):
         return _with_state, (self._device, self.get_state())
 
 
-def _offset(seed: int, own: torch.Tensor) -> int:
+def _offset(seed: int, own_state: torch.Tensor) -> int:
     """0 for the own state of a generator that has just been seeded, else a hash of it."""
-    if torch.equal(own, _Generator().manual_seed(seed).get_state()):
+    if torch.equal(own_state, _Generator().manual_seed(seed).get_state()):
         return 0
-    digest = hashlib.blake2b(own.numpy(), digest_size=6).digest()
+    digest = hashlib.blake2b(own_state.numpy(), digest_size=6).digest()
     # CUDA's offsets are multiples of 4, and a program adds to them.
     return 4 * int.from_bytes(digest, "little") + 4
 

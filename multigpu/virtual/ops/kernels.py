@@ -31,7 +31,11 @@ def lstm_cell(
     Gates are (batch, 4·hidden), the cell state `cx` is (batch, hidden). Returns the new hidden
     state, the new cell state, and the workspace for backward.
     """
-    i, f, g, o = _sum(input_gates, hidden_gates, input_bias, hidden_bias).chunk(4, 1)
+    gates = input_gates + hidden_gates
+    for bias in (input_bias, hidden_bias):
+        if bias is not None:
+            gates = gates + bias
+    i, f, g, o = gates.chunk(4, 1)
     i = i.sigmoid()
     f = f.sigmoid()
     g = g.tanh()
@@ -106,14 +110,6 @@ def gru_cell_backward(
     else:
         biases = (inputs.new_empty(0), inputs.new_empty(0))
     return inputs, hiddens, grad_hy * update, *biases
-
-
-def _sum(first: Tensor, second: Tensor, *biases: Tensor | None) -> Tensor:
-    total = first + second
-    for bias in biases:
-        if bias is not None:
-            total = total + bias
-    return total
 
 
 def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:

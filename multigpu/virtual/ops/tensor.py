@@ -139,8 +139,7 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the elements are
         # formatted here.
-        if self._block.meter.asserted:
-            raise self._block.meter.assert_error()
+        self._block.meter.check_assert()
         refresh_payload(self)
         if self._block.meter.alive and not self._payload.is_meta:
             contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
@@ -164,8 +163,7 @@ class VirtualTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         meter = self._block.meter
-        if meter.asserted:
-            raise meter.assert_error()
+        meter.check_assert()
         refresh_payload(self)
         payload = self._payload
         if isinstance(self, torch.nn.Parameter) or not meter.alive:
@@ -250,7 +248,7 @@ def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
 
     Raises NotImplementedError for a layout that virtual GPUs lack.
     """
-    device = block.meter.inner
+    device = block.meter.inner_device
     dtype = payload.dtype
     try:
         shape = payload.shape
@@ -313,6 +311,16 @@ def storage_id(payload: torch.Tensor) -> tuple[int, int]:
         raise layout_error(payload)
     storage = payload.untyped_storage()
     return storage._cdata, storage.nbytes()
+
+
+def last_element(tensor: torch.Tensor) -> int:
+    """The place in its storage, in elements, of the last element that a tensor uses.
+
+    The tensor is strided and has elements.
+    """
+    return tensor.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def layout_error(payload: torch.Tensor) -> NotImplementedError:

@@ -59,8 +59,8 @@ def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         execute(info_of(func), func, payloads, {}, [destination, source], to)
         return destination
     for meter in (origin, to):
-        if meter is not None and meter.asserted:
-            raise meter.assert_error()
+        if meter is not None:
+            meter.check_assert()
     if to is None:
         # A destination on "meta" is the shape of an UnknownTensor.
         if not destination.is_meta:
@@ -97,8 +97,8 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         # Only the dtype or the memory format changes.
         return execute(info_of(func), func, [source._payload], options, [source], origin)
     for meter in (origin, to):
-        if meter is not None and meter.asserted:
-            raise meter.assert_error()
+        if meter is not None:
+            meter.check_assert()
     if to is None and _is_unknown(source):
         # On the host an unknown number is NaN: a program can still print and log it.
         moved = unknown_number(source.shape, options.get("dtype") or source.dtype)
@@ -164,8 +164,7 @@ def _contents(origin: Meter | None, to: Meter | None, source: torch.Tensor) -> s
 def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """aten::_local_scalar_dense, which `.item()` calls: the host waits for the number."""
     meter = meter_of(args[0])
-    if meter.asserted:
-        raise meter.assert_error()
+    meter.check_assert()
     check_has_numbers(info_of(func), [args[0]])
     _advance_clock(meter, None, args[0], None, non_blocking=False)
     return func(args[0]._payload)
@@ -174,8 +173,7 @@ def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:
 def item_or_unknown(self: VirtualTensor) -> Any:
     """`.item()`: the number, or an Unknown for a tensor that has only a shape."""
     meter = meter_of(self)
-    if meter.asserted:
-        raise meter.assert_error()
+    meter.check_assert()
     if not self._payload.is_meta or self.numel() != 1:
         return torch.Tensor.item(self)
     _advance_clock(meter, None, self, None, non_blocking=False)

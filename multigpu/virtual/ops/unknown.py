@@ -37,17 +37,19 @@ class Unknown(float):
         return id(self)
 
 
-def _computed(self: Unknown, *others: Any) -> Any:
+def _computed(self: Unknown, *operands: Any) -> Any:
     """The result of arithmetic with an unknown number is unknown."""
-    if all(isinstance(other, (int, float, type(None))) for other in others):
+    if all(isinstance(operand, (int, float, type(None))) for operand in operands):
         return Unknown()
     # A tensor or an array knows what to do with a float.
     return NotImplemented
 
 
-def _decided(what: str) -> Callable[..., NoReturn]:
-    def decide(self: Unknown, *others: Any) -> NoReturn:
-        raise no_numbers_error(what)
+def _decided(use: str) -> Callable[..., NoReturn]:
+    """A method that raises the error of `use`: "a comparison", "int()"."""
+
+    def decide(self: Unknown, *operands: Any) -> NoReturn:
+        raise no_numbers_error(use)
 
     return decide
 
@@ -72,17 +74,5 @@ _DECISIONS = {
 }
 for _name in _ARITHMETIC:
     setattr(Unknown, f"__{_name}__", _computed)
-for _name, _what in _DECISIONS.items():
-    setattr(Unknown, f"__{_name}__", _decided(_what))
-
-
-def deciding(function: Callable[[float], bool]) -> Callable[[float], bool]:
-    """math.isnan and its kin, which raise for an unknown number instead of seeing NaN."""
-
-    def decide(number: float, /) -> bool:
-        if isinstance(number, Unknown):
-            raise no_numbers_error(f"math.{function.__name__}()")
-        return function(number)
-
-    decide.__name__ = function.__name__
-    return decide
+for _name, _use in _DECISIONS.items():
+    setattr(Unknown, f"__{_name}__", _decided(_use))

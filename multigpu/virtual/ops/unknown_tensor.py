@@ -146,8 +146,8 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)
     except RuntimeError as error:
         # An error about two devices names that of the shape.
-        two = (f" and {META}!", f" and {HOST}!")
-        error.args = tuple(str(part).replace(*two) for part in error.args)
+        meta, host = f" and {META}!", f" and {HOST}!"
+        error.args = tuple(str(part).replace(meta, host) for part in error.args)
         raise
     return nested.map_tensors(out, lambda tensor: _wrap(tensor, unknowns))
 

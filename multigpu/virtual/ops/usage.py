@@ -33,6 +33,6 @@ def memory_held(
         usage[meter.device]["workspaces"] = sum(
             block.allocation.nbytes for block in meter.workspaces.values()
         )
-        known = sum(usage[meter.device].values())
-        usage[meter.device]["activations"] = meter.allocated - known
+        counted = sum(usage[meter.device].values())
+        usage[meter.device]["activations"] = meter.allocated - counted
     return usage

@@ -70,26 +70,26 @@ class Pair:
         return halves[self.gloo.rank()], halves[1 - self.gloo.rank()]
 
     def allreduce(self, tensors: list[Tensor], options: Any) -> Finished:
-        own = _flat(tensors[0])
-        other, reduce = torch.empty_like(own), _operation(options)
-        return Finished(self._swap(own, other), lambda: reduce(own, other, out=own))
+        sent = _flat(tensors[0])
+        received, reduce = torch.empty_like(sent), _operation(options)
+        return Finished(self._swap(sent, received), lambda: reduce(sent, received, out=sent))
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> dist.Work:
-        own = _flat(tensors[0])
+        elements = _flat(tensors[0])
         if self.gloo.rank() == options.rootRank:
-            return self.gloo.send([own], 1 - self.gloo.rank(), 0)
-        return self.gloo.recv([own], options.rootRank, 0)
+            return self.gloo.send([elements], 1 - self.gloo.rank(), 0)
+        return self.gloo.recv([elements], options.rootRank, 0)
 
-    def _allgather_base(self, output: Tensor, given: Tensor, *options: Any) -> Works:
-        own, other = self._halves(output)
-        own.copy_(given)
-        return self._swap(own, other)
+    def _allgather_base(self, output: Tensor, source: Tensor, *options: Any) -> Works:
+        half, other_half = self._halves(output)
+        half.copy_(source)
+        return self._swap(half, other_half)
 
-    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any) -> Finished:
-        own, other = self._halves(given)
-        received, reduce = torch.empty_like(own), _operation(options)
-        swap = self._swap(other, received)
-        return Finished(swap, lambda: reduce(own, received, out=output))
+    def _reduce_scatter_base(self, output: Tensor, source: Tensor, options: Any) -> Finished:
+        half, other_half = self._halves(source)
+        received, reduce = torch.empty_like(half), _operation(options)
+        swap = self._swap(other_half, received)
+        return Finished(swap, lambda: reduce(half, received, out=output))
 
 
 def _operation(options: Any) -> Callable[..., Tensor]:
@@ -103,7 +103,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def unchanged(method: str) -> Move:
-    """gloo's method of this name takes the same arguments."""
+    """The Move that calls gloo's method of this name with the same arguments."""
 
     def move(gloo: Gloo, *args: Any) -> list:
         return [getattr(gloo, method)(*args)]
@@ -112,7 +112,7 @@ def unchanged(method: str) -> Move:
 
 
 def reducing(move: Move) -> Move:
-    """A collective that reduces, also with the operations that gloo does not have.
+    """The Move of a collective that reduces, also with operations that gloo does not have.
 
     These are the average, and NCCL's sum of tensors that each rank multiplies by a factor.
     """
@@ -161,19 +161,19 @@ def all_gather(
 
     The ranks' tensors can have different sizes: each rank then broadcasts its own.
     """
-    (parts,), (own,) = outputs, inputs
-    if all(part.shape == own.shape for part in parts):
+    (parts,), (source,) = outputs, inputs
+    if all(part.shape == source.shape for part in parts):
         return [gloo.allgather(outputs, inputs, *options)]
-    if all(part.numel() == own.numel() for part in parts):
-        gathered = own.new_empty(len(parts), own.numel())
-        work = gloo.allgather([list(gathered)], [own.reshape(-1)], *options)
+    if all(part.numel() == source.numel() for part in parts):
+        gathered = source.new_empty(len(parts), source.numel())
+        work = gloo.allgather([list(gathered)], [source.reshape(-1)], *options)
 
         def unpack() -> None:
             for part, row in zip(parts, gathered, strict=True):
                 part.copy_(row.view(part.shape))
 
         return [Finished(work, unpack)]
-    parts[gloo.rank()].copy_(own)
+    parts[gloo.rank()].copy_(source)
     works = []
     for root, part in enumerate(parts):
         broadcast = dist.BroadcastOptions()
@@ -182,23 +182,23 @@ def all_gather(
     return works
 
 
-def all_gather_single(gloo: Gloo, output: Tensor, given: Tensor, *options: Any) -> list:
+def all_gather_single(gloo: Gloo, output: Tensor, source: Tensor, *options: Any) -> list:
     """The output can have any shape with as many elements as all inputs, as with NCCL."""
-    return [gloo._allgather_base(output.view(-1), given.reshape(-1), *options)]
+    return [gloo._allgather_base(output.view(-1), source.reshape(-1), *options)]
 
 
-def reduce_scatter_single(gloo: Gloo, output: Tensor, given: Tensor, *options: Any) -> list:
+def reduce_scatter_single(gloo: Gloo, output: Tensor, source: Tensor, *options: Any) -> list:
     """The input can have any shape with as many elements as all outputs, as with NCCL."""
-    return [gloo._reduce_scatter_base(output.view(-1), given.reshape(-1), *options)]
+    return [gloo._reduce_scatter_base(output.view(-1), source.reshape(-1), *options)]
 
 
 def pair_by_pair(move: Move) -> Move:
-    """`move` for each pair of two lists: outputs, inputs."""
+    """The Move of two lists, outputs and inputs, that calls `move` for each pair."""
 
     def every(gloo: Gloo, outputs: list, inputs: list, *options: Any) -> list:
         works = []
-        for output, given in zip(outputs, inputs, strict=True):
-            works += move(gloo, output, given, *options)
+        for output, source in zip(outputs, inputs, strict=True):
+            works += move(gloo, output, source, *options)
         return works
 
     return every

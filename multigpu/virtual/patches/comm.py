@@ -199,5 +199,5 @@ def _is_for_virtual_gpus(tensors: Any) -> bool:
 
 
 def streams(original: list | None) -> list[torch.Stream | None]:
-    """A place for the stream of each running virtual GPU, which torch then makes."""
+    """None for each running virtual GPU: torch then makes a stream for each."""
     return [None] * len(current().devices)

@@ -92,7 +92,7 @@ class Kernel:
     ):
         self.run = run
         self.calls = calls
-        # Of messages: those that `calls` are, in this order.
+        # The Message of each call, in the same order; none for a collective.
         self.messages: Sequence[Message] = ()
         self.communicator = communicator
         # Whether NCCL's watchdog has reported it, and lets it be.
@@ -110,8 +110,8 @@ class Kernel:
     ) -> None:
         """Let the host wait; raise the kernel's error.
 
-        on_a_gpu_too  a GPU's host waits, too, and does not only give the stream an order
-        give_up       is asked now and then
+        on_a_gpu_too  whether a GPU's host would wait, too, and not only its stream
+        give_up       called every PATIENCE seconds: if it returns True, the wait ends
         """
         if self.communicator.group.is_blocking:
             self.wait_at_most(self.communicator.group.timeout)
@@ -162,7 +162,10 @@ class Kernel:
 
 
 class _Waits:
-    """The threads of this process within a `with`. `changed` is called with whether any is."""
+    """Counts the threads of this process that are within a `with` of this object.
+
+    `changed` is called with True when the first enters, and with False when the last leaves.
+    """
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -183,7 +186,11 @@ class _Waits:
 
 
 class _Waiting:
-    """The threads of this process that wait for a kernel, by what a GPU's host would do."""
+    """The threads of this process that wait for a kernel.
+
+    on_a_gpu_too  those that would wait on a GPU, too
+    here_only     those whose stream alone would wait on a GPU
+    """
 
     def __init__(self):
         self.here_only = _Waits()
@@ -244,7 +251,7 @@ class Communicator:
 
         entry     the kernel's in the flight recorder
         begin     starts what `run` waits for first; is called if no kernel is before this one
-        messages  those that `calls` are
+        messages  the Message of each call, if the calls are messages
         """
         if self._is_aborted:
             raise self.group.aborted_error()
@@ -331,39 +338,39 @@ class Communicator:
 
     def _connect(self, kernel: Kernel) -> None:
         """Wait for all ranks; raise NCCL's error if two are on one GPU."""
-        gloo, own = self.group.gloo, self.group.rank()
-        gpus = {own: self.group.gpu_identity()}
+        gloo, rank = self.group.gloo, self.group.rank()
+        gpus = {rank: self.group.gpu_identity()}
         if self.channel == 0:
             # As long a row as a collective's.
-            row = torch.cat([gpus[own], torch.zeros(1, device="cpu")])
+            row = torch.cat([gpus[rank], torch.zeros(1, device="cpu")])
             label = Call("", 0, 0, 0, torch.uint8)
             exchange = self._exchange(_labelled(row, CONNECTION, label))
             gpus = dict(enumerate(_agreed(*exchange)[:, :-1].tolist()))
         else:
-            (peer,) = (rank for rank in self.ranks if rank != own)
-            theirs = torch.zeros_like(gpus[own])
+            (peer,) = (number for number in self.ranks if number != rank)
+            peer_gpu = torch.zeros_like(gpus[rank])
             works = [
-                gloo.send([gpus[own]], peer, self.channel),
-                gloo.recv([theirs], peer, self.channel),
+                gloo.send([gpus[rank]], peer, self.channel),
+                gloo.recv([peer_gpu], peer, self.channel),
             ]
             for work in works:
                 work.wait()
-            gpus = {own: gpus[own].tolist(), peer: theirs.tolist()}
+            gpus = {rank: gpus[rank].tolist(), peer: peer_gpu.tolist()}
         for other, identity in gpus.items():
-            if other != own and identity == gpus[own]:
-                raise duplicate_error(own, other, int(identity[1]))
+            if other != rank and identity == gpus[rank]:
+                raise duplicate_error(rank, other, int(identity[1]))
 
     def _exchange(self, row: Tensor) -> tuple[list[dist.Work], Tensor]:
         """Start to exchange the ranks' rows: (gloo's works, the matrix that they fill).
 
         It uses messages, because gloo's all-gather first wakes up a thread, and takes longer.
         """
-        gloo, own = self.group.gloo, self.group.rank()
+        gloo, rank = self.group.gloo, self.group.rank()
         rows = row.new_empty(self.group.size(), len(row))
-        rows[own] = row
+        rows[rank] = row
         works = []
         for peer in range(len(rows)):
-            if peer != own:
+            if peer != rank:
                 works.append(gloo.recv([rows[peer]], peer, self.channel))
                 works.append(gloo.send([row], peer, self.channel))
         return works, rows
@@ -385,15 +392,15 @@ class Communicator:
         move    starts gloo's works, given the ranks' rows
         entry   the kernel's in the flight recorder
         """
-        own = _labelled(row, name, call)
+        labelled = _labelled(row, name, call)
         # Starts with the first call.
-        exchange = functools.cache(lambda: self._exchange(own))
+        exchange = functools.cache(lambda: self._exchange(labelled))
 
         def run(kernel: Kernel) -> None:
             kernel.rows = _agreed(*exchange())
             if splits:
-                every = torch.tensor(splits, dtype=torch.float64, device="cpu")
-                _check_splits(_finished(*self._exchange(every)).tolist())
+                split_row = torch.tensor(splits, dtype=torch.float64, device="cpu")
+                _check_splits(_finished(*self._exchange(split_row)).tolist())
             for work in move(kernel.rows):
                 work.wait()
 
@@ -408,24 +415,23 @@ class Communicator:
         Tensors start with their row, before the ranks know that they fit. gloo ends a process
         whose receive is shorter than the message, so other sizes have other tags.
         """
-        gloo, own = self.group.gloo, self.group.rank()
-        others = [message for message in messages if message.peer != own]
-        sent, received = (
-            [one for one in messages if one.peer == own and one.is_send == is_send]
-            for is_send in (True, False)
-        )
+        gloo, rank = self.group.gloo, self.group.rank()
+        others = [message for message in messages if message.peer != rank]
+        to_self = [message for message in messages if message.peer == rank]
+        sent = [message for message in to_self if message.is_send]
+        received = [message for message in to_self if not message.is_send]
 
         @functools.cache
         def begin() -> tuple[list[dist.Work], list[dist.Work]]:
             rows, payloads = [], []
-            for one in others:
-                first, second = (1, 2) if one.is_send else (2, 1)
-                rows.append(gloo.send([one.row], one.peer, self.channel + first))
-                rows.append(gloo.recv([one.peer_row], one.peer, self.channel + second))
-                move = gloo.send if one.is_send else gloo.recv
-                for payload in one.payloads:
+            for message in others:
+                first, second = (1, 2) if message.is_send else (2, 1)
+                rows.append(gloo.send([message.row], message.peer, self.channel + first))
+                rows.append(gloo.recv([message.peer_row], message.peer, self.channel + second))
+                move = gloo.send if message.is_send else gloo.recv
+                for payload in message.payloads:
                     tag = self.channel + 3 + payload.nbytes % SIZES * TAGS
-                    payloads.append(move([payload], one.peer, tag))
+                    payloads.append(move([payload], message.peer, tag))
             return rows, payloads
 
         def run(kernel: Kernel) -> None:
@@ -436,7 +442,7 @@ class Communicator:
             rows, payloads = begin()
             for work in rows:
                 work.wait()
-            if not all(one.fits() for one in others):
+            if not all(message.fits() for message in others):
                 raise Mismatch("the sender and the receiver have different sizes")
             for work in payloads:
                 work.wait()

@@ -12,11 +12,11 @@ from inspect import unwrap
 from typing import Any
 
 import torch
-from torch.jit import _builtins
 
 from multigpu.virtual.patches import device_module, pinned
-from multigpu.virtual.patches.devices import inner
+from multigpu.virtual.patches.devices import inner_device
 from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.script_modules import compiled_as
 from multigpu.virtual.sim.machine import current_index
 
 # These functions make a tensor from data.
@@ -39,32 +39,28 @@ def _to(original: Callable) -> Callable:
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args:
             first = args[0]
-            translated = inner(first)
+            translated = inner_device(first)
             if translated is not first:
                 args = (translated, *args[1:])
         if kwargs.get("device") is not None:
-            kwargs["device"] = inner(kwargs["device"])
+            kwargs["device"] = inner_device(kwargs["device"])
         return original(self, *args, **kwargs)
 
     return to
 
 
-# Cached, because torch.jit knows a function by its id, which must not become another one's.
+# Cached, because `compiled_as` wants the replacement to stay.
 @cache
 def _with_inner_device(original: Callable) -> Callable:
     """The function with its keyword argument `device` translated."""
-    builtin = _builtins._find_builtin(unwrap(original))
 
     @wraps(original)
     def translated(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device") is not None:
-            kwargs["device"] = inner(kwargs["device"])
+            kwargs["device"] = inner_device(kwargs["device"])
         return original(*args, **kwargs)
 
-    if builtin is not None:
-        # torch.jit.script compiles a call of the replacement as a call of the original.
-        _builtins._register_builtin(translated, builtin)
-    return translated
+    return compiled_as(original, translated)
 
 
 def _constructor(original: Callable) -> Callable:
@@ -80,7 +76,7 @@ def _default_device(original: Callable) -> Callable:
     ) -> Any:
         kwargs = kwargs or {}
         if func in _ORIGINALS and kwargs.get("device") is None:
-            kwargs = {**kwargs, "device": inner(self.device)}
+            kwargs = {**kwargs, "device": inner_device(self.device)}
         return original(self, func, types, args, kwargs)
 
     return function

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from multigpu.virtual.ops.unknown import deciding
+from multigpu.virtual.ops.errors import no_numbers_error
+from multigpu.virtual.ops.unknown import Unknown
 from multigpu.virtual.sim import machine, names
 
 MATH = ("isnan", "isinf", "isfinite")
@@ -32,5 +33,12 @@ def truncated_normal(original: Callable) -> Callable:
 
 
 def math_function(original: Callable[[float], bool]) -> Callable[[float], bool]:
-    """A function of math that refuses an unknown number, which it would take for NaN."""
-    return deciding(original)
+    """A function of MATH. Raises RuntimeError for an unknown number, which is NaN to math."""
+
+    def decide(number: float, /) -> bool:
+        if isinstance(number, Unknown):
+            raise no_numbers_error(f"math.{original.__name__}()")
+        return original(number)
+
+    decide.__name__ = original.__name__
+    return decide

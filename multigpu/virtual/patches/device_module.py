@@ -145,8 +145,7 @@ def synchronize(device: DeviceLike = None) -> None:
     if _machine.running() is None:
         return
     meter = _meter(device)
-    if meter.asserted:
-        raise meter.assert_error()
+    meter.check_assert()
     meter.machine.clock.synchronize(meter.index)
 
 

@@ -21,7 +21,7 @@ def forget() -> None:
     _translated.clear()
 
 
-def inner(device: Any) -> Any:
+def inner_device(device: Any) -> Any:
     """The argument `device` of a program, as torch's C++ code needs it.
 
     "cuda" and "cuda:1", as a text or a torch.device, become a virtual GPU with an index:

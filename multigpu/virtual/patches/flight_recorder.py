@@ -59,10 +59,10 @@ class Recorder:
 
     def __init__(self):
         names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-        given = variable("2000", *names)
-        if not given.isdigit():
-            raise UserError(f"{names[0]} is {given!r}: give a number of entries, 0 for none.")
-        self.size = int(given)
+        size = variable("2000", *names)
+        if not size.isdigit():
+            raise UserError(f"{names[0]} is {size!r}: give a number of entries, 0 for none.")
+        self.size = int(size)
         self.entries: deque[Entry] = deque(maxlen=self.size)
         # Without timing NCCL does not learn when a kernel starts.
         self._timing = flag("TORCH_NCCL_ENABLE_TIMING", False)
@@ -131,8 +131,8 @@ class Recorder:
         entries = [entry.fields | self.state(entry) for entry in recorded]
         if stacks:
             tracebacks = [entry.traceback for entry in recorded]
-            found = torch._C._profiler.symbolize_tracebacks(tracebacks)
-            for entry, frames in zip(entries, found, strict=True):
+            symbolized = torch._C._profiler.symbolize_tracebacks(tracebacks)
+            for entry, frames in zip(entries, symbolized, strict=True):
                 entry["frames"] = [
                     frame for frame in frames if not frame["filename"].startswith(PACKAGE)
                 ]
@@ -200,19 +200,19 @@ def dump_json(includeCollectives: bool | None = None, onlyActive: bool | None = 
 
 def _status(entries: list[dict]) -> dict[str, dict[str, int]]:
     """The number of each group's last kernel of each state; -1 for none."""
-    found: dict[str, dict[str, int]] = {}
+    statuses: dict[str, dict[str, int]] = {}
     for entry in entries:
-        own = found.setdefault(
+        status = statuses.setdefault(
             str(entry["pg_id"]),
-            {f"last_{what}_collective": -1 for what in ("enqueued", "started", "completed")},
+            {f"last_{state}_collective": -1 for state in ("enqueued", "started", "completed")},
         )
         is_message = entry["is_p2p"] or entry["profiling_name"] == COALESCED
         number = entry["p2p_seq_id" if is_message else "collective_seq_id"]
-        own["last_enqueued_collective"] = number
-        for what in ("started", "completed"):
-            if entry[f"time_discovered_{what}_ns"]:
-                own[f"last_{what}_collective"] = number
-    return found
+        status["last_enqueued_collective"] = number
+        for state in ("started", "completed"):
+            if entry[f"time_discovered_{state}_ns"]:
+                status[f"last_{state}_collective"] = number
+    return statuses
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

@@ -163,9 +163,9 @@ def data_property(original: Any) -> property:
         if _own_class(self) is _own_class(new):
             original.__set__(self, new)
             return
-        other = new.detach()
+        moved = new.detach()
         if isinstance(self, torch.nn.Parameter):
-            other = torch.nn.Parameter(other, self.requires_grad)
-        move_in_place(self, other.requires_grad_(self.requires_grad))
+            moved = torch.nn.Parameter(moved, self.requires_grad)
+        move_in_place(self, moved.requires_grad_(self.requires_grad))
 
     return property(get, set_data)

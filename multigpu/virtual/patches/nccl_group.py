@@ -44,7 +44,7 @@ from multigpu.virtual.patches.process_group import (
     tensors_in,
 )
 from multigpu.virtual.patches.watchdog import Board, program_line, watchdog
-from multigpu.virtual.patches.work import VirtualWork, each
+from multigpu.virtual.patches.work import VirtualWork, map_args
 
 Tensor = torch.Tensor
 Op = dist.ReduceOp
@@ -71,18 +71,19 @@ OPERATIONS = {
     "alltoall_base": ("ALLTOALL_BASE", "all_to_all"),
     "all_to_all_single": ("ALLTOALL_BASE", "all_to_all"),
 }
-# Methods with the arguments (outputs, inputs), those whose inputs all ranks must agree on (of
-# the others it is the first argument), and those with lists, which can be of one size.
+# The methods whose arguments are outputs and inputs. The others have one argument for both.
 HAVE_INPUTS = (
     "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced", "gather", "scatter", "reduce_scatter",
     "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
+# All ranks must agree on the sizes of the inputs here, and of the first argument elsewhere.
 AGREE_ON_INPUTS = (
     "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced", "gather", "reduce_scatter",
 )  # fmt: skip
+# A list of equal tensors is one tensor for NCCL here.
 LISTS = ("allgather", "reduce_scatter")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
 # What ncclDataType_t has no name for (c10d/NCCLUtils.cpp); bool and float8 travel as bytes.
@@ -94,7 +95,7 @@ FLOAT8 = (
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 )  # fmt: skip
 NOT_IN_NCCL = {Op.BAND: "BAND", Op.BOR: "BOR", Op.BXOR: "BXOR"}
-# The first tag of messages of a pair's communicator: that of all ranks has those from 0 on.
+# The first tag of messages of a pair's communicator. That of all ranks begins at tag 0.
 CHANNEL = 4
 # The node of a barrier, in its row.
 NO_NODE = -1.0
@@ -127,7 +128,7 @@ class NcclGroup(VirtualGroup):
         self.communicators: dict[int, Communicator] = {}
         # The device of the last collective or message; None of a barrier that names none.
         self.last_device: int | None = None
-        # Those of all communicators.
+        # The devices with which any of the communicators has connected.
         self.used_devices: set[int] = set()
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's own check of what the ranks call.
         self._checker: dist.ProcessGroup | None = None
@@ -144,21 +145,21 @@ class NcclGroup(VirtualGroup):
         """The communicator of all ranks, or that of this rank and `peer`."""
         if self.is_aborted:
             raise self.aborted_error()
-        found = self.communicators.get(-1 if peer is None else peer)
-        if found is None:
+        key = -1 if peer is None else peer
+        if key not in self.communicators:
             if peer is None:
-                found = Communicator(self, range(self.size()), 0)
+                communicator = Communicator(self, range(self.size()), 0)
             else:
-                found = Communicator(self, sorted((self.rank(), peer)), CHANNEL)
-            self.communicators[-1 if peer is None else peer] = found
-        return found
+                communicator = Communicator(self, sorted((self.rank(), peer)), CHANNEL)
+            self.communicators[key] = communicator
+        return self.communicators[key]
 
     def _compare(self, method: str, args: tuple) -> None:
         """Raise torch's error, in the words that it has for CUDA, if the ranks call others."""
         if self._checker is None:
             return
         try:
-            getattr(self._checker, method)(*each(_on_host, args))
+            getattr(self._checker, method)(*map_args(_on_host, args))
         except RuntimeError as error:
             text = str(error).replace("device=cpu", "device=cuda")
             raise type(error)(text) from None
@@ -210,7 +211,7 @@ class NcclGroup(VirtualGroup):
 
     def described(self) -> list[dict]:
         """The kernels that each communicator runs now, for the watchdog's report."""
-        found = []
+        calls = []
         for communicator in list(self.communicators.values()):
             for kernel in list(communicator.kernels)[:1]:
                 for call in kernel.unfinished() if kernel.error is None else ():
@@ -219,8 +220,8 @@ class NcclGroup(VirtualGroup):
                     for key in ("peer", "root"):
                         if call[key] >= 0:
                             call[key] = self.global_rank(call[key])
-                    found.append(call | {"group": self.title(), "stuck": kernel.stuck})
-        return found
+                    calls.append(call | {"group": self.title(), "stuck": kernel.stuck})
+        return calls
 
     def title(self) -> str:
         """The group's name for people."""
@@ -237,7 +238,7 @@ class NcclGroup(VirtualGroup):
         call, splits = self._call(method, name, args)
         self.last_device = work.meter.index
         self._compare(method, args)
-        payloads = () if work.has_shapes else each(_wire, payloads_of(args))
+        payloads = () if work.has_shapes else map_args(_wire, payloads_of(args))
 
         def moves(rows: Tensor) -> list:
             return [] if work.has_shapes else move(self._mover(), *payloads)
@@ -254,8 +255,8 @@ class NcclGroup(VirtualGroup):
         """The flight recorder's entry of a collective."""
         if not recorder().size:
             return None
-        given = args[1] if method in HAVE_INPUTS else args[0]
-        inputs, outputs = (_side(value, method in LISTS) for value in (given, args[0]))
+        values = (_inputs_of(method, args), args[0])
+        inputs, outputs = (_side(value, method in LISTS) for value in values)
         if method == "scatter":
             # torch passes them in this order.
             inputs, outputs = outputs, inputs
@@ -265,11 +266,11 @@ class NcclGroup(VirtualGroup):
         # Parts of other sizes are a collective for each rank.
         for rank, part in enumerate(outputs if method == "allgather" else inputs):
             if method == "allgather":
-                own = inputs if rank == self.rank() else [part]
-                recorder().record(self, "nccl:_broadcast_oop", own, [part])
+                source = inputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_broadcast_oop", source, [part])
             else:
-                own = outputs if rank == self.rank() else [part]
-                recorder().record(self, "nccl:_reduce_oop", [part], own)
+                target = outputs if rank == self.rank() else [part]
+                recorder().record(self, "nccl:_reduce_oop", [part], target)
         return recorder().record(self, f"nccl:{OPERATIONS[method][0]}_coalesced", [], [])
 
     def collective(self, method: str, args: tuple) -> dist.Work:
@@ -284,11 +285,10 @@ class NcclGroup(VirtualGroup):
         agreed = [t.numel() for t in tensors_in((args[method in AGREE_ON_INPUTS],))]
         if method in LISTS and len(set(agreed)) == 1:
             agreed = agreed[:1]
-        given = args[1] if method in HAVE_INPUTS else args[0]
         call = Call(
             OPERATIONS[method][0],
             self.sequence,
-            sum(tensor.numel() for tensor in tensors_in((given,))),
+            sum(tensor.numel() for tensor in tensors_in((_inputs_of(method, args),))),
             sum(tensor.numel() for tensor in tensors_in((args[0],))),
             next(tensors_in(args)).dtype,
             () if name == "alltoall" else tuple(agreed),
@@ -334,7 +334,7 @@ class NcclGroup(VirtualGroup):
         number = self.sequence_of_messages
         call = Call(name.upper(), number, size, size, tensor.dtype, peer=rank, line=line)
         self.last_device = work.meter.index
-        payloads = each(_wire, payloads)
+        payloads = map_args(_wire, payloads)
         message = Message(name == "send", rank, payloads, row, peer_row)
         towards = "->" if message.is_send else "<-"
         title = f"nccl:{name} {self.rank()}{towards}{rank}"
@@ -343,12 +343,10 @@ class NcclGroup(VirtualGroup):
         if self._batch is not None:
             self._batch.append((work, message, call))
             return
-        communicator = self.communicator(None if self._messages_share() else rank)
+        # With `device_id` single messages use the communicator of all ranks.
+        peer = rank if self.bound_device_id is None else None
+        communicator = self.communicator(peer)
         work.works.append(communicator.messages([message], [call], entry))
-
-    def _messages_share(self) -> bool:
-        """Whether single messages use the communicator of all ranks: with `device_id`."""
-        return self.bound_device_id is not None
 
     def recv_anysource(self, tensors: list, tag: int) -> dist.Work:
         raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
@@ -389,17 +387,22 @@ def batch_in_one_kernel(original: Callable) -> Callable:
     return batch_isend_irecv
 
 
+def _inputs_of(method: str, args: tuple) -> Any:
+    """The argument with a collective's inputs, which can be its outputs, too."""
+    return args[1] if method in HAVE_INPUTS else args[0]
+
+
 def _side(value: Any, is_one: bool) -> Side:
     """What the flight recorder has of a collective's inputs, or of its outputs.
 
     With `is_one` a list of equal tensors is one tensor, as for NCCL.
     """
-    found = [(tensor.shape, tensor.dtype) for tensor in tensors_in((value,))]
-    if is_one and len(set(found)) == 1 < len(found):
-        shape, dtype = found[0]
-        return [((len(found), *shape), dtype)]
+    side = [(tensor.shape, tensor.dtype) for tensor in tensors_in((value,))]
+    if is_one and len(set(side)) == 1 < len(side):
+        shape, dtype = side[0]
+        return [((len(side), *shape), dtype)]
     # Only the root has the list of a gather or of a scatter.
-    return found or NOTHING
+    return side or NOTHING
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -450,28 +453,28 @@ def _check_sizes(method: str, args: tuple, size: int) -> None:
     wrong: list[tuple[bool, Exception]] = []
     if method in ("_allgather_base", "all_gather_single"):
         text = "output tensor size must be equal to world_size times input tensor size"
-        other = TypeError("output tensor must have the same type as input tensor")
-        wrong.append((first.dtype != second.dtype, other))
+        error = TypeError("output tensor must have the same type as input tensor")
+        wrong.append((first.dtype != second.dtype, error))
         wrong.append((first.numel() != second.numel() * size, ValueError(text)))
     elif method in ("_reduce_scatter_base", "reduce_scatter_single"):
         text = "input tensor must be the same size as output size times world size"
-        other = TypeError("input tensor must be the same type as the output tensor.")
-        wrong.append((first.dtype != second.dtype, other))
+        error = TypeError("input tensor must be the same type as the output tensor.")
+        wrong.append((first.dtype != second.dtype, error))
         wrong.append((second.numel() != first.numel() * size, ValueError(text)))
     elif method in ("alltoall_base", "all_to_all_single"):
         for rows, splits in ((len(second), args[3]), (len(first), args[2])):
             text = "Tensor's dim 0 does not divide equally across group size"
             if splits:
                 text = "Split sizes doesn't match total dim 0 size"
-                other = RuntimeError("Number of tensor splits not equal to group size")
-                wrong.append((len(splits) != size, other))
+                error = RuntimeError("Number of tensor splits not equal to group size")
+                wrong.append((len(splits) != size, error))
             wrong.append((rows != sum(splits) if splits else rows % size, RuntimeError(text)))
     elif method in ("gather", "scatter"):
-        name, what = f"ProcessGroupNCCL::{method}", "output" if method == "gather" else "input"
+        name, side = f"ProcessGroupNCCL::{method}", "output" if method == "gather" else "input"
         wrong.append((not 0 <= root < size, ValueError(f"{name}: invalid root rank: {root}")))
         for parts in first if method == "gather" else second:
             text = (
-                f"{name}: Incorrect {what} list size {len(parts)}. {what.capitalize()} list "
+                f"{name}: Incorrect {side} list size {len(parts)}. {side.capitalize()} list "
                 f"size should be {size}, same as size of the process group."
             )
             wrong.append((len(parts) != size, ValueError(text)))

@@ -10,12 +10,12 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-from torch.jit import _builtins
 from torch.utils import _device
 
 from multigpu.virtual.ops.errors import check_generator
 from multigpu.virtual.ops.generator import VirtualGenerator
 from multigpu.virtual.ops.storage import is_marked_as_pinned, mark_as_pinned
+from multigpu.virtual.patches.script_modules import compiled_as
 
 Tensor = torch.Tensor
 # The functions of torch with an argument `pin_memory` that programs use; torch.tensor also has
@@ -59,7 +59,7 @@ def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -
     return mark_as_pinned(tensor.clone())
 
 
-# Cached, because torch.jit knows a function by its id, which must not become another one's.
+# Cached, because `compiled_as` wants the replacement to stay.
 @cache
 def pinning(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """One of FACTORIES, whose `pin_memory=True` needs no accelerator's allocator.
@@ -67,9 +67,8 @@ def pinning(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     It raises torch's RuntimeError for pinned memory on another device than the CPU, and for
     random numbers of the host from a virtual GPU's generator.
     """
-    # torch makes both sets of its functions at the first use, which must find the originals.
+    # torch makes the set of its constructors at the first use, which must find the originals.
     _device._device_constructors()
-    builtin = _builtins._find_builtin(original)
 
     @wraps(original)
     def factory(*args: Any, pin_memory: bool | None = False, **kwargs: Any) -> Tensor:
@@ -84,7 +83,4 @@ def pinning(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         return mark_as_pinned(made)
 
-    if builtin is not None:
-        # torch.jit.script compiles a call of the replacement as a call of the original.
-        _builtins._register_builtin(factory, builtin)
-    return factory
+    return compiled_as(original, factory)

@@ -25,7 +25,7 @@ from multigpu.virtual.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.virtual.ops.unknown_tensor import COLLECTIVE, UnknownTensor
 from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
 from multigpu.virtual.patches.used_parameters import on_device
-from multigpu.virtual.patches.work import VirtualWork, Works, each
+from multigpu.virtual.patches.work import VirtualWork, Works, map_args
 from multigpu.virtual.sim import machine as _machine
 from multigpu.virtual.sim.memory import Meter
 from multigpu.virtual.sim.names import runtime
@@ -66,10 +66,10 @@ class VirtualGroup(dist.ProcessGroup):
     torch's Python code calls the methods of this class, and where torch's C++ code would call
     a backend instead, the placeholder raises RuntimeError.
 
-    The works of a lane run one after the other. Each device has a lane ("collective", index),
-    because NCCL has a communicator for each device. The lanes ("send", peer) and
-    ("recv", peer) have the messages. `queues` holds each lane's unfinished
-    works. `ends` holds the time at which each lane's last finished work ended.
+    The works of a queue run one after the other. Each device has a queue ("collective",
+    index), because NCCL has a communicator for each device. The queues ("send", peer) and
+    ("recv", peer) have the messages. `queues` holds the unfinished works by these keys, and
+    `ends` the time at which each queue's last finished work ended.
     """
 
     def __init__(self, gloo: Gloo, rank: int, size: int):
@@ -201,7 +201,7 @@ class VirtualGroup(dist.ProcessGroup):
         ranks = dist.distributed_c10d._world.pg_group_ranks.get(self)
         if ranks is None:
             return rank
-        return next((world for world, own in ranks.items() if own == rank), rank)
+        return next((number for number, in_group in ranks.items() if in_group == rank), rank)
 
     def _group(self, network: Network, nodes: list[float]) -> Group:
         """The ranks' GPUs for the time of a collective; `nodes` has each rank's node."""
@@ -311,14 +311,14 @@ class VirtualGroup(dist.ProcessGroup):
         return work
 
     def _enqueue(
-        self, work: VirtualWork, lane: tuple, span: Callable[[], tuple[float, float]]
+        self, work: VirtualWork, key: tuple, span: Callable[[], tuple[float, float]]
     ) -> None:
-        """Add a work to its lane, where it starts after the earlier works.
+        """Add a work to the queue `key`, where it starts after the earlier works.
 
         `span` returns the time at which all ranks are ready, and the seconds that the work
         takes. It is called when the ranks have exchanged their times.
         """
-        queue = self.queues.setdefault(lane, deque())
+        queue = self.queues.setdefault(key, deque())
         queue.append(work)
 
         def schedule() -> tuple[float, float]:
@@ -326,12 +326,12 @@ class VirtualGroup(dist.ProcessGroup):
                 queue[0].finish()
             queue.popleft()
             ready, seconds = span()
-            start = max(ready, self.ends.get(lane, 0.0))
-            self.ends[lane] = start + seconds
-            return start, self.ends[lane]
+            start = max(ready, self.ends.get(key, 0.0))
+            self.ends[key] = start + seconds
+            return start, self.ends[key]
 
         work.schedule = schedule
-        work.leave_lane = lambda: queue.remove(work)
+        work.leave_queue = lambda: queue.remove(work)
 
 
 def _method(name: str) -> Callable[..., dist.Work]:
@@ -377,7 +377,7 @@ def tensors_in(args: Any) -> Iterator[torch.Tensor]:
 
 def payloads_of(value: Any) -> Any:
     """The same nested lists and tuples, with payloads in the place of virtual tensors."""
-    return each(lambda one: one._payload if type(one) is VirtualTensor else one, value)
+    return map_args(lambda part: part._payload if type(part) is VirtualTensor else part, value)
 
 
 def splits_of(method: str, args: tuple, size: int) -> list[int]:
@@ -385,14 +385,14 @@ def splits_of(method: str, args: tuple, size: int) -> list[int]:
     outputs, inputs = args[0], args[1]
     if method == "alltoall":
         return [tensor.numel() for tensor in (*inputs, *outputs)]
-    found = []
+    splits = []
     for tensor, rows in ((inputs, args[3]), (outputs, args[2])):
         if rows:
-            one = tensor[:1].numel() if len(tensor) else 0
-            found += [number * one for number in rows]
+            row_elements = tensor[:1].numel() if len(tensor) else 0
+            splits += [number * row_elements for number in rows]
         else:
-            found += [tensor.numel() // size] * size
-    return found
+            splits += [tensor.numel() // size] * size
+    return splits
 
 
 def _traffic(name: str, args: tuple, ranks: int) -> int:

@@ -50,8 +50,8 @@ _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 def processors(gpu: Gpu) -> Processors:
     """The processors of a preset; another Gpu has those of a V100, or of an A100 with bf16."""
-    known = _BY_NAME.get(gpu.name.partition("-")[0])
-    return known or _BY_NAME["A100" if gpu.bf16 else "V100"]
+    listed = _BY_NAME.get(gpu.name.partition("-")[0])
+    return listed or _BY_NAME["A100" if gpu.bf16 else "V100"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def properties_of(meter: Meter) -> DeviceProperties:
     A Gpu without shares has one multiprocessor.
     """
     gpu = meter.gpu
-    known = processors(gpu)
+    chip = processors(gpu)
     major, minor = gpu.capability
     shared_memory = _SHARED.get(gpu.capability, 228) * KIB
     return DeviceProperties(
@@ -108,14 +108,14 @@ def properties_of(meter: Meter) -> DeviceProperties:
         total_memory=meter.capacity,
         multi_processor_count=gpu.shares.sms if gpu.shares else 1,
         max_threads_per_multi_processor=_THREADS.get(gpu.capability, 2048),
-        L2_cache_size=known.l2_cache,
+        L2_cache_size=chip.l2_cache,
         shared_memory_per_multiprocessor=shared_memory,
         # From compute capability 8.0 on CUDA keeps 1 KiB of a block's shared memory.
         shared_memory_per_block_optin=shared_memory - (KIB if major > 7 else 0),
-        clock_rate=known.clock_khz,
+        clock_rate=chip.clock_khz,
         # The memory transfers twice per clock.
-        memory_clock_rate=round(gpu.bandwidth * 8 / known.bus_bits / 2 / 1000),
-        memory_bus_width=known.bus_bits,
+        memory_clock_rate=round(gpu.bandwidth * 8 / chip.bus_bits / 2 / 1000),
+        memory_bus_width=chip.bus_bits,
         uuid=uuid(meter.number).removeprefix("GPU-"),
         pci_bus_id=meter.number,
     )

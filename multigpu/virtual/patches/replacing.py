@@ -126,6 +126,7 @@ def _snapshot(registry: Registry) -> list | set:
 
 
 def _remove(registry: Registry, entries: list) -> None:
+    """Remove entries from a registry, where a program has not done so."""
     for entry in entries:
         if entry not in _entries(registry):
             continue  # a program has removed it itself

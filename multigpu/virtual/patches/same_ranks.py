@@ -61,9 +61,9 @@ class SameRanks:
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], *options: Any
     ) -> dist.Work:
         # On ranks other than the root of a gather, there are no outputs.
-        for tensors, given in zip(outputs, inputs, strict=False):
+        for tensors, source in zip(outputs, inputs, strict=False):
             for tensor in tensors:
-                tensor.copy_(given)
+                tensor.copy_(source)
         return Done()
 
     gather = allgather
@@ -72,12 +72,12 @@ class SameRanks:
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], *options: Any
     ) -> dist.Work:
         for tensors in outputs:
-            for tensor, given in zip(tensors, inputs, strict=True):
-                tensor.copy_(given)
+            for tensor, source in zip(tensors, inputs, strict=True):
+                tensor.copy_(source)
         return Done()
 
-    def _allgather_base(self, output: Tensor, given: Tensor, *options: Any) -> dist.Work:
-        output.view(self._size, -1).copy_(given.view(1, -1))
+    def _allgather_base(self, output: Tensor, source: Tensor, *options: Any) -> dist.Work:
+        output.view(self._size, -1).copy_(source.view(1, -1))
         return Done()
 
     def scatter(
@@ -94,14 +94,14 @@ class SameRanks:
             tensor.copy_(parts[self._rank])
         return self.allreduce(outputs, options)
 
-    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any) -> dist.Work:
-        output.view(-1).copy_(given.view(self._size, -1)[self._rank])
+    def _reduce_scatter_base(self, output: Tensor, source: Tensor, options: Any) -> dist.Work:
+        output.view(-1).copy_(source.view(self._size, -1)[self._rank])
         return self.allreduce([output], options)
 
     def alltoall_base(
         self,
         output: Tensor,
-        given: Tensor,
+        source: Tensor,
         output_rows: Sequence[int],
         input_rows: Sequence[int],
         options: Any = None,
@@ -111,8 +111,8 @@ class SameRanks:
         Parts of different sizes stay as they are: they cannot come from equal ranks.
         """
         if len(set(output_rows)) <= 1 and len(set(input_rows)) <= 1:
-            own = given.view(self._size, -1)[self._rank]
-            output.view(self._size, -1).copy_(own.expand(self._size, -1))
+            chunk = source.view(self._size, -1)[self._rank]
+            output.view(self._size, -1).copy_(chunk.expand(self._size, -1))
         return Done()
 
     def barrier(self, options: Any = None) -> dist.Work:

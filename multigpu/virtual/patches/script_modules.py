@@ -1,13 +1,27 @@
-"""Modules of torch.jit: how they move to a virtual GPU, and how their files are read."""
+"""torch.jit: modules on a virtual GPU, their files, and calls of replaced functions."""
 
 import functools
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 
 from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.sim import names
+
+
+def compiled_as(original: Callable, replacement: Callable) -> Callable:
+    """Let torch.jit.script compile a call of the replacement as one of the original.
+
+    Returns the replacement. torch.jit knows a function by its id, which must not become that
+    of another function: keep the replacement until the process ends.
+    """
+    builtin = _builtins._find_builtin(unwrap(original))
+    if builtin is not None:
+        _builtins._register_builtin(replacement, builtin)
+    return replacement
 
 
 def keep_parameters(module: torch.jit.ScriptModule) -> list[torch.Tensor]:

@@ -37,12 +37,12 @@ OF_A_RANK = ("rank", "is_main", "is_master", "master_process", "main_process")
 def words(call: dict) -> str:
     """A call in words: "all_reduce number 3 of the default group (4 elements of float32)"."""
     name = FUNCTIONS.get(call["operation"], call["operation"].lower())
-    what = f"{pluralize(call['numel_in'], 'element')} of {call['dtype']}"
+    size = f"{pluralize(call['numel_in'], 'element')} of {call['dtype']}"
     if call["operation"] in ("SEND", "RECV"):
         towards = "to" if call["operation"] == "SEND" else "from"
-        return f"{name} {towards} rank {call['peer']} ({call['group']}, {what})"
+        return f"{name} {towards} rank {call['peer']} ({call['group']}, {size})"
     root = f", root {call['root']}" if call["root"] >= 0 else ""
-    return f"{name} number {call['number']} of {call['group']} ({what}{root})"
+    return f"{name} number {call['number']} of {call['group']} ({size}{root})"
 
 
 class Report(NamedTuple):
@@ -95,7 +95,7 @@ class Report(NamedTuple):
 
     def likely(self) -> str:
         """The likely mistake in one sentence; "" for no known pattern."""
-        calls = {number: own[0] for number in self.ranks if (own := self._calls(number))}
+        calls = {number: waits[0] for number in self.ranks if (waits := self._calls(number))}
         messages = {r: c for r, c in calls.items() if c["operation"] in ("SEND", "RECV")}
         if messages:
             return self._of_messages(messages)
@@ -107,6 +107,7 @@ class Report(NamedTuple):
         return _of_other_calls(calls)
 
     def _of_missing(self, calls: dict[int, dict], missing: list[int]) -> str:
+        """The likely mistake when some ranks of the group are in no call of it."""
         rank, call = next(iter(calls.items()))
         name = FUNCTIONS.get(call["operation"], call["operation"])
         if condition := condition_of_a_rank(call["line"]):
@@ -131,16 +132,17 @@ class Report(NamedTuple):
 
     def _two_groups(self, rank: int, other: dict | None) -> str:
         """The sentence for a rank that waits in another group; "" if `other` does not."""
-        for theirs in other["calls"] if other is not None and not other["ended"] else ():
-            if theirs["group"] != self.group:
+        for call in other["calls"] if other is not None and not other["ended"] else ():
+            if call["group"] != self.group:
                 return (
                     f"the ranks use two groups in other orders: rank {rank} is in "
-                    f"{self.group}, rank {other['rank']} in {theirs['group']}. Use the "
+                    f"{self.group}, rank {other['rank']} in {call['group']}. Use the "
                     f"groups in one order on all ranks."
                 )
         return ""
 
     def _of_messages(self, calls: dict[int, dict]) -> str:
+        """The likely mistake when ranks wait in sends and receives."""
         if circle := _circle(calls):
             return (
                 f"{_ranks(circle)} send in a circle, and a first isend to a rank waits for "
@@ -148,21 +150,21 @@ class Report(NamedTuple):
             )
         for rank, call in calls.items():
             peer = call["peer"]
-            theirs = calls.get(peer)
-            if theirs is not None and theirs["peer"] == rank:
-                if theirs["operation"] == call["operation"]:
-                    what = "send to" if call["operation"] == "SEND" else "wait for"
+            peer_call = calls.get(peer)
+            if peer_call is not None and peer_call["peer"] == rank:
+                if peer_call["operation"] == call["operation"]:
+                    action = "send to" if call["operation"] == "SEND" else "wait for"
                     return (
-                        f"ranks {rank} and {peer} both {what} each other: one of them has to "
-                        f"{'receive' if call['operation'] == 'SEND' else 'send'} first, or "
+                        f"ranks {rank} and {peer} both {action} each other: one of them has "
+                        f"to {'receive' if call['operation'] == 'SEND' else 'send'} first, or "
                         f"use batch_isend_irecv. Messages between two ranks arrive in the "
                         f"order of the calls, tags mean nothing."
                     )
-                if theirs["numel_in"] != call["numel_in"] or theirs["dtype"] != call["dtype"]:
+                if any(peer_call[key] != call[key] for key in ("numel_in", "dtype")):
                     return (
                         f"rank {rank} has {pluralize(call['numel_in'], 'element')} of "
-                        f"{call['dtype']}, and rank {peer} {theirs['numel_in']:,} of "
-                        f"{theirs['dtype']}: a message and its receive need the same size."
+                        f"{call['dtype']}, and rank {peer} {peer_call['numel_in']:,} of "
+                        f"{peer_call['dtype']}: a message and its receive need the same size."
                     )
         rank, call = next(iter(calls.items()))
         if orders := self._two_groups(rank, self.states.get(call["peer"])):
@@ -193,24 +195,26 @@ def _circle(calls: dict[int, dict]) -> list[int]:
 
 
 def _of_other_calls(calls: dict[int, dict]) -> str:
+    """The likely mistake when all ranks wait in calls of the group; "" for none."""
     (rank, call), *others = calls.items()
-    for other, theirs in others:
-        if theirs["operation"] != call["operation"]:
+    for other, other_call in others:
+        if other_call["operation"] != call["operation"]:
             return (
                 f"the ranks call other collectives: rank {rank} {words(call)}, rank {other} "
-                f"{words(theirs)}. All ranks of a group must call the same ones in the same "
-                f"order."
+                f"{words(other_call)}. All ranks of a group must call the same ones in the "
+                f"same order."
             )
-        for key, what in (("root", "roots"), ("dtype", "types"), ("sizes", "sizes")):
-            if theirs[key] != call[key]:
+        for key, plural in (("root", "roots"), ("dtype", "types"), ("sizes", "sizes")):
+            if other_call[key] != call[key]:
                 return (
-                    f"the ranks call {FUNCTIONS.get(call['operation'])} with other {what}: "
-                    f"{call[key]} on rank {rank}, {theirs[key]} on rank {other}."
+                    f"the ranks call {FUNCTIONS.get(call['operation'])} with other {plural}: "
+                    f"{call[key]} on rank {rank}, {other_call[key]} on rank {other}."
                 )
     return f"{call['stuck']}." if call["stuck"] else ""
 
 
 def _lines(state: dict) -> list[str]:
+    """A rank's lines in the report: one for each call in which it waits."""
     rank = state["rank"]
     if state["ended"]:
         return [
@@ -240,7 +244,7 @@ def condition_of_a_rank(line: str) -> str:
         tree = ast.parse(text)
     except (OSError, ValueError, SyntaxError):
         return ""
-    found = ""
+    innermost = ""
     for node in ast.walk(tree):
         if not isinstance(node, ast.If):
             continue
@@ -248,5 +252,5 @@ def condition_of_a_rank(line: str) -> str:
         if first <= int(number) <= last:
             condition = ast.unparse(node.test)
             if any(word in condition.lower() for word in OF_A_RANK):
-                found = condition
-    return found
+                innermost = condition
+    return innermost

@@ -115,9 +115,7 @@ def _clock_of(stream: torch.Stream) -> StreamClock:
 
 def _check_assert(index: int) -> None:
     """Raise torch.AcceleratorError if a kernel of the device has asserted."""
-    meter = _machine.current().meters[index]
-    if meter.asserted:
-        raise meter.assert_error()
+    _machine.current().meters[index].check_assert()
 
 
 def _end(stream: torch.Stream) -> float:

@@ -3,8 +3,8 @@
 DDP's C++ code counts on the host which parameters backward has used. It copies the counts to
 the device by way of pinned memory, which a Python backend cannot offer, and the ranks add them
 up there. With virtual GPUs DDP gets a tensor of the host in the place of the device's, so it
-copies without pinned memory. This tensor knows its twin on the device, which has the same
-numbers and is what the process group gets.
+copies without pinned memory. Its attribute `on_gpu` is a virtual tensor with the same numbers,
+which the process group gets.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ EMPTY = torch.ops.aten.empty.memory_format
 
 
 class _MapOnHost(TorchDispatchMode):
-    """In this block DDP's map is made on the host, with a twin on the device.
+    """In this block DDP's map is made on the host; its `on_gpu` is the virtual tensor.
 
     It is the only int32 tensor that the reducer makes on a device.
     """
@@ -34,7 +34,7 @@ class _MapOnHost(TorchDispatchMode):
         if func is not EMPTY or kwargs.get("dtype") != torch.int32 or device.type != "vgpu":
             return func(*args, **kwargs)
         counts = torch.zeros(*args, dtype=torch.int32)
-        counts.twin = wrap_new(counts.detach(), current().meter(device))
+        counts.on_gpu = wrap_new(counts.detach(), current().meter(device))
         return counts
 
 
@@ -49,7 +49,7 @@ def with_map_on_host(original: Callable) -> Callable:
 
 
 def on_device(value: Any) -> Any:
-    """An argument of a collective: DDP's map, also in a list, becomes its twin."""
+    """An argument of a collective: DDP's map, also in a list, becomes its `on_gpu`."""
     if isinstance(value, list):
         return [on_device(part) for part in value]
-    return getattr(value, "twin", value) if type(value) is torch.Tensor else value
+    return getattr(value, "on_gpu", value) if type(value) is torch.Tensor else value

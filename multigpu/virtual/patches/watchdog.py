@@ -49,7 +49,7 @@ ANSWERS = 10.0
 DEFAULT_TIMEOUT = 600.0
 # A process that uses this share of a core computes: nothing stands still.
 BUSY = 0.2
-# Looks over which it is measured.
+# The number of looks over which that share is measured.
 LOOKS = 20
 
 
@@ -212,31 +212,36 @@ class Watchdog:
                 self._end_thread()
 
     def _tell(self, waits: bool) -> None:
+        """Tell the other ranks whether this host waits where a GPU's would not."""
         if self._process == os.getpid():
             for group in list(self.groups):
                 group.board.set(f"waits-{group.rank()}", "1" if waits else "0")
 
     def _run(self) -> None:
+        """Look at the groups every INTERVAL seconds, until `stop`."""
         while not self._stop.wait(INTERVAL):
             self._cpu.append((time.monotonic(), cpu_seconds()))
             groups = list(self.groups)
-            whole = dist.distributed_c10d._world.default_pg
-            if whole in groups:
-                # A rank of another group can be why one stands still, or does not.
-                self._look(whole, groups)
+            world = dist.distributed_c10d._world.default_pg
+            if world in groups:
+                # A rank of another group can be why a group stands still, or does not.
+                self._look(world, groups)
                 continue
             for group in groups:
                 self._look(group, [group])
 
-    def _look(self, asked: "NcclGroup", groups: list["NcclGroup"]) -> None:
-        """Look at the kernels of `groups`; the ranks of `asked` answer each other."""
-        board = asked.board
-        number = self._answer(asked)
+    def _look(self, answering: "NcclGroup", groups: list["NcclGroup"]) -> None:
+        """Look at the kernels of `groups`; the ranks of `answering` tell each other.
+
+        `answering` is one of the groups: its board has the questions and the answers.
+        """
+        board = answering.board
+        number = self._answer(answering)
         waiting = [(kernel, group) for group in groups for kernel in group.unfinished()]
         if board.get("end"):
-            self._dump(asked)
+            self._dump(answering)
             if waiting:
-                self._end(waiting, self._answers(asked, number))
+                self._end(waiting, self._answers(answering, number))
             return
         if not waiting:
             self._patience = self.limit
@@ -256,8 +261,8 @@ class Watchdog:
         if not over and age < max(self._patience, self.limit):
             return
         number = board.ask()
-        board.answer(number, self._state(asked, False))
-        states = self._answers(asked, number)
+        board.answer(number, self._state(answering, False))
+        states = self._answers(answering, number)
         if not over and any(
             state["busy"] and not state["waits"] and not state["ended"]
             for state in states.values()
@@ -266,7 +271,7 @@ class Watchdog:
             return
         waiting = [(kernel, group) for kernel, group in waiting if not kernel.is_completed()]
         if over and age < self.limit and all(g.error_handling in ("0", "2") for _, g in late):
-            self._dump(asked)
+            self._dump(answering)
             self._report(late, states)
             for kernel, group in late:
                 kernel.reported = True
@@ -275,15 +280,17 @@ class Watchdog:
             return
         if waiting:
             board.set("end", "1")
-            self._dump(asked)
+            self._dump(answering)
             # The other ranks print and dump before a launcher ends them because this one has
             # ended. Some still ask, too.
-            running = [rank for rank in range(asked.size()) if self._runs(asked, rank, states)]
+            running = [
+                rank for rank in range(answering.size()) if self._runs(answering, rank, states)
+            ]
             begin = time.monotonic()
             while (waited := time.monotonic() - begin) < ANSWERS:
                 if waited > 2 * INTERVAL and all(board.get(f"dumped-{r}") for r in running):
                     break
-                self._answer(asked)
+                self._answer(answering)
                 time.sleep(0.05)
             self._end(waiting, states)
 
@@ -295,6 +302,7 @@ class Watchdog:
             group.board.set(key, "1")
 
     def _runs(self, group: "NcclGroup", rank: int, states: dict[int, dict]) -> bool:
+        """Whether a rank of the group has answered, and has not left."""
         state = states.get(group.global_rank(rank))
         return state is not None and not state["ended"]
 
@@ -317,6 +325,7 @@ class Watchdog:
         return {group.global_rank(rank): state for rank, state in states.items()}
 
     def _state(self, group: "NcclGroup", ended: bool) -> dict:
+        """What this rank tells the others of a group: the keys of Report.states."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {
             "rank": group.global_rank(group.rank()),
@@ -324,7 +333,7 @@ class Watchdog:
             "waits": communicator.waiting.any(),
             "busy": self._is_busy(),
             "line": program_line(frame),
-            "calls": [call for one in list(self.groups) for call in one.described()],
+            "calls": [call for member in list(self.groups) for call in member.described()],
         }
 
     def _is_busy(self) -> bool:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _get_work_registry_size
 from torch.utils.weak import TensorWeakRef
 
-from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.ops.tensor import VirtualTensor, last_element
 from multigpu.virtual.patches.communicator import Kernel
 from multigpu.virtual.sim.memory import Meter
 
@@ -47,8 +47,8 @@ class VirtualWork(dist.Work):
         self.stream = clock.current_streams()[meter.index].number
         self.arrival = torch.zeros(0, device="cpu")
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-        # Called if it fails: later works of its lane do not wait for it.
-        self.leave_lane: Callable[[], None] = lambda: None
+        # Called if it fails: later works of its queue do not wait for it.
+        self.leave_queue: Callable[[], None] = lambda: None
         self.end: float | None = None
         self._result = result
         # An operation that uses some of these bytes waits for this work. A send has none,
@@ -83,9 +83,9 @@ class VirtualWork(dist.Work):
                 for work in self.works:
                     work.wait()
             except Exception:
-                # It is said once: the tensors are then free for another group.
+                # It is raised once: the tensors are then free for another group.
                 self.end = self.arrival[0].item()
-                self.leave_lane()
+                self.leave_queue()
                 self._free()
                 raise
             start, self.end = self.schedule()
@@ -105,7 +105,7 @@ class VirtualWork(dist.Work):
         # The group keeps this object for a while, but must not keep the tensors' memory.
         self._bytes = []
         self.works = []
-        result, self._result = self._result, each(TensorWeakRef, self._result)
+        result, self._result = self._result, map_args(TensorWeakRef, self._result)
         if _get_work_registry_size():
             _leave_registry(result)
 
@@ -158,12 +158,8 @@ def _bytes_of(tensor: VirtualTensor) -> tuple[int, int]:
         return 0, sys.maxsize
     if not payload.numel():
         return 0, 0
-    first = payload.storage_offset()
-    last = first + sum(
-        (size - 1) * stride
-        for size, stride in zip(payload.shape, payload.stride(), strict=True)
-    )
-    return first * payload.itemsize, (last + 1) * payload.itemsize
+    first, end = payload.storage_offset(), last_element(payload) + 1
+    return first * payload.itemsize, end * payload.itemsize
 
 
 def _leave_registry(value: Any) -> None:
@@ -179,10 +175,14 @@ def _leave_registry(value: Any) -> None:
         _leave_registry(part)
 
 
-def each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The same nested lists and tuples, with `function(tensor)` in the place of a tensor."""
+def map_args(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The same nested lists and tuples, with `function(tensor)` in the place of a tensor.
+
+    The arguments of a process group have no other containers. nested.map_tensors looks for
+    others, too, and takes four times as long.
+    """
     if type(value) in (list, tuple):
-        return type(value)(each(function, part) for part in value)
+        return type(value)(map_args(function, part) for part in value)
     return function(value) if isinstance(value, torch.Tensor) else value
 
 

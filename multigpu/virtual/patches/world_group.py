@@ -33,12 +33,12 @@ NAME = "vgpu_world"
 class Messenger:
     """Sends tensors between those ranks of a world that run, through gloo.
 
-    `ranks` are the ranks that run, and `own` is this process's. `store` joins their processes.
+    `ranks` are the ranks that run, `rank` is this process's, and `store` joins the processes.
     """
 
-    def __init__(self, store: dist.Store, ranks: Sequence[int], own: int):
+    def __init__(self, store: dist.Store, ranks: Sequence[int], rank: int):
         self.ranks = tuple(ranks)
-        self.gloo = Gloo(store, self.ranks.index(own), len(self.ranks))
+        self.gloo = Gloo(store, self.ranks.index(rank), len(self.ranks))
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:
         """Send to rank `rank` of the world."""

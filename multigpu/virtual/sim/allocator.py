@@ -144,11 +144,14 @@ class Allocator:
         settings = self._read_settings()
         return settings.segment(settings.round(size))
 
-    def _suits(self, found: int, size: int) -> bool:
-        """Whether a free chunk of `found` bytes may be used: max_split_size_mb keeps some."""
+    def _suits(self, free: int, size: int) -> bool:
+        """Whether a request of `size` bytes may use a free chunk of `free` bytes.
+
+        max_split_size_mb keeps the large chunks for large requests.
+        """
         if size < self.settings.max_split:
-            return found < self.settings.max_split
-        return found < size + self.settings.max_rounding
+            return free < self.settings.max_split
+        return free < size + self.settings.max_rounding
 
     def _grow(self, pool: Pool, size: int) -> Chunk | None:
         """A chunk of new memory; gives unused segments back first if there is no room."""

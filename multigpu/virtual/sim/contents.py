@@ -82,23 +82,25 @@ class Contents:
         self.history: list[tuple[float, float, int, str]] | None = None
 
     def new_peak(self, born: int) -> None:
+        """Note that the allocation with this number has made a new peak."""
         self.born = born
         self.brief = 0
         if self.gone:
             self.gone = []
 
     def add_brief(self, born: int, nbytes: int) -> None:
-        """The allocation with this number was freed as soon as its kernel had run."""
+        """Note `nbytes` that a kernel had only while it ran; `born` is their number."""
         if born == self.born:
             self.brief = nbytes
 
     def forget(self, allocation: "Allocation") -> None:
-        """An allocation that existed at the peak is freed, or gets another size."""
+        """Keep an allocation of the peak, with its size, before it is freed or resized."""
         self.gone.append((allocation.nbytes, allocation))
 
     def at_peak(self, living: "Iterable[Allocation]") -> "list[tuple[int, Allocation | None]]":
         """(bytes, allocation) of what existed at the peak; `living` exist now."""
-        now = [(one.nbytes, one) for one in living if one.born <= self.born]
+        existing = [allocation for allocation in living if allocation.born <= self.born]
+        now = [(allocation.nbytes, allocation) for allocation in existing]
         return [*now, *self.gone, *([(self.brief, None)] if self.brief else [])]
 
 

@@ -78,8 +78,10 @@ def convolution_seconds(
     units: Units,
 ) -> float:
     """Seconds of the arithmetic of one call with the result `out`; `peak` is in FLOP/s."""
-    found = products(packet, args, out, units)
-    seconds = sum(product_seconds(product, gpu, peak, units) for product in found)
+    seconds = sum(
+        product_seconds(product, gpu, peak, units)
+        for product in products(packet, args, out, units)
+    )
     if gpu.shares is None:
         return seconds
     if units == "simt" and uses_winograd(packet, args):

@@ -153,6 +153,7 @@ class Costs:
         read: list[torch.Tensor],
         out: object,
     ) -> float:
+        """Seconds on the device: the longer of arithmetic and memory traffic."""
         packet = func.overloadpacket
         moved = traffic(func, args, kwargs, read, out, self.gpu)
         dtype = read[0].dtype if read else torch.float32

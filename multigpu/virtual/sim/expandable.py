@@ -18,7 +18,7 @@ def expand(allocator: "Allocator", pool: Pool, size: int) -> Chunk | None:
 
     None if the driver has too little memory left.
     """
-    chunk = next(filter(None, (_start(one, size) for _, one in pool.unmapped)), None)
+    chunk = next(filter(None, (_start(part, size) for _, part in pool.unmapped)), None)
     if chunk is None:
         start = -(-allocator.next_address // pool.page) * pool.page
         chunk = Chunk(start, -(-allocator.space // pool.page) * pool.page, pool)
@@ -66,9 +66,9 @@ def unmap(allocator: "Allocator", chunk: Chunk) -> None:
     if chunk.address + chunk.size > end:
         pool.add(chunk.split(end - chunk.address, FREE))
     if chunk.address < start:
-        whole = chunk.split(start - chunk.address, UNMAPPED)
+        pages = chunk.split(start - chunk.address, UNMAPPED)
         pool.add(chunk)
-        chunk = whole
+        chunk = pages
     allocator.count("segment_unmap", chunk, start - end)
     pool.add_unmapped(chunk)
 
@@ -77,10 +77,10 @@ def _start(chunk: Chunk, size: int) -> Chunk | None:
     """Where `size` bytes begin that no tensor has, and that reach into an unmapped chunk."""
     if chunk.previous is not None and chunk.previous.state == FREE:
         chunk = chunk.previous
-    room, one = 0, chunk
-    while one is not None and one.state != USED and room < size:
-        room += one.size
-        one = one.next
+    room, part = 0, chunk
+    while part is not None and part.state != USED and room < size:
+        room += part.size
+        part = part.next
     return chunk if room >= size else None
 
 

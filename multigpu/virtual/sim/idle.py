@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from multigpu.virtual.sim.event import HOST, Event
-from multigpu.virtual.sim.spans import Span, involves, merge_spans, subtract_spans
+from multigpu.virtual.sim.spans import Span, involves, merge_spans, subtract_spans, work_spans
 
 if TYPE_CHECKING:
     from multigpu.virtual.sim.timeline import Timeline
@@ -32,10 +32,8 @@ def idle_spans(timeline: "Timeline", lane: int) -> dict[str, list[Span]]:
     limits = (timeline.start, timeline.end)
     lanes = range(len(timeline.lanes))
     work = {i: [event for event in timeline.events if involves(event, i)] for i in lanes}
-    computing = [(e.start, e.end) for e in work[lane] if e.kind == "compute"]
-    computing = merge_spans(computing, *limits)
-    communicating = [(e.start, e.end) for e in work[lane] if e.kind != "compute"]
-    transfers = subtract_spans(merge_spans(communicating, *limits), computing)
+    computing, communicating = work_spans(work[lane], lane, *limits)
+    transfers = subtract_spans(communicating, computing)
     others = [(e.start, e.end) for i in lanes if i != lane for e in work[i]]
     others = merge_spans(others, *limits)
     ends = {i: sorted(event.end for event in work[i]) for i in lanes}

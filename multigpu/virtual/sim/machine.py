@@ -23,10 +23,10 @@ _Generator = torch._C.Generator
 
 def forked_error() -> RuntimeError:
     """CUDA's error for a process that is the fork of one that has used the GPUs."""
-    what = names.runtime() if names.shown_type() != names.INNER else "virtual GPUs"
-    start = "" if what == "CUDA" else ", and start them in the new process"
+    name = names.runtime() if names.shown_type() != names.INNER else "virtual GPUs"
+    start = "" if name == "CUDA" else ", and start them in the new process"
     return RuntimeError(
-        f"Cannot re-initialize {what} in forked subprocess. To use {what} with "
+        f"Cannot re-initialize {name} in forked subprocess. To use {name} with "
         f"multiprocessing, you must use the 'spawn' start method{start}."
     )
 
@@ -120,15 +120,15 @@ class Machine:
         so that generator has the device's state during the call.
         """
         default = torch.default_generator
-        own = self.generators[index]
+        generator = self.generators[index]
         with _default_generator_lock:
             before = default.get_state()
             # For programs, a device's generator has a state of another form.
-            default.set_state(_Generator.get_state(own))
+            default.set_state(_Generator.get_state(generator))
             try:
                 return func(*args, **kwargs)
             finally:
-                _Generator.set_state(own, default.get_state())
+                _Generator.set_state(generator, default.get_state())
                 default.set_state(before)
 
 
@@ -187,13 +187,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Alias:
-    """Whether each index names the device 0."""
+    """Whether each index names device 0: cuda:1 is then another name of cuda:0."""
 
     wanted = False
 
 
 def want_alias(wanted: bool) -> None:
-    """Let each index name the device 0, before virtual GPUs start, or no longer."""
+    """Choose, before virtual GPUs start, whether each index names device 0."""
     _Alias.wanted = wanted
 
 

@@ -42,7 +42,7 @@ class Meter:
     """One device of `machine`: its model `gpu`, and its memory, in bytes.
 
     `costs` are the times of its operations. `device` is the device as programs see it, and
-    `inner` the same for torch's C++ code.
+    `inner_device` the same for torch's C++ code.
     """
 
     costs: "Costs"
@@ -54,8 +54,8 @@ class Meter:
         # Its number on the machine: another one if CUDA_VISIBLE_DEVICES hides GPUs.
         self.number = index
         self.capacity = capacity
-        self.inner = torch.device(names.INNER, index)
-        self.device = names.show(self.inner)
+        self.inner_device = torch.device(names.INNER, index)
+        self.device = names.show(self.inner_device)
         # The part of the capacity that this process may use, in bytes.
         self.limit = capacity
         # What the processes of a run share (virtual/shared_memory.py).
@@ -117,6 +117,11 @@ class Meter:
         )
         error.error_code = 710
         return error
+
+    def check_assert(self) -> None:
+        """Raise CUDA's error if a kernel has asserted."""
+        if self.asserted:
+            raise self.assert_error()
 
     @property
     def allocated(self) -> int:
@@ -245,6 +250,7 @@ class Meter:
             self.contents.add_brief(self.num_allocations, nbytes)
 
     def _collect_freed(self) -> None:
+        """Take the blocks that were deleted since the last call off the account."""
         while self._freed:
             try:
                 allocation = self._freed.popleft()
@@ -268,15 +274,14 @@ class Meter:
     def _note_end(self, allocation: "Allocation") -> None:
         """Note, for the memory over time, that an allocation ends or gets another size."""
         now = self._time()
-        part = (allocation.since, now, allocation.nbytes, allocation.kind)
-        self.contents.history.append(part)
+        self.contents.history.append(allocation.lifetime(now))
         allocation.since = now
 
     def history(self) -> list[tuple[float, float, int, str]]:
         """(from, until, bytes, kind) of each allocation so far; what exists ends now."""
         living, now = self.living(), self._time()
         ended = self.contents.history or []
-        return [*ended, *((one.since, now, one.nbytes, one.kind) for one in living)]
+        return [*ended, *(allocation.lifetime(now) for allocation in living)]
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
@@ -324,7 +329,7 @@ class Meter:
 
     def _note_full(self, nbytes: int) -> None:
         """Note what exists while the driver has too little for `nbytes` bytes."""
-        self.contents.full = [(one.nbytes, one) for one in self.living()]
+        self.contents.full = [(allocation.nbytes, allocation) for allocation in self.living()]
         self.contents.shortage = contents.Shortage(
             tried=nbytes,
             missing=nbytes - self.room(),
@@ -416,6 +421,10 @@ class Allocation(weakref.ref):
     """
 
     __slots__ = ("born", "chunk", "kind", "line", "nbytes", "since")
+
+    def lifetime(self, until: float) -> tuple[float, float, int, str]:
+        """(from, until, bytes, kind), in simulated seconds: an entry of Contents.history."""
+        return self.since, until, self.nbytes, self.kind
 
 
 class Block:

@@ -2,7 +2,7 @@
 
     network = Network(LINKS["NVLink4"], LINKS["NDR400"], gpus_per_node=8)
     everyone = network.group(1024)                  # GPUs 0 … 1023, on 128 nodes
-    twins = network.group(range(0, 1024, 8))        # the first GPU of each node
+    firsts = network.group(range(0, 1024, 8))       # the first GPU of each node
     collective_seconds("allreduce", 2**30, everyone)
 
 No virtual GPUs have to run. GPUs are numbered node by node: GPU i is on node

@@ -66,6 +66,7 @@ class Pool:
         del self.free[bisect_left(self.free, (chunk.size, chunk.address))]
 
     def add_unmapped(self, chunk: Chunk) -> None:
+        """Take the memory of a chunk away, and join it with its unmapped neighbours."""
         chunk.state = UNMAPPED
         left, right = chunk.previous, chunk.next
         if right is not None and right.state == UNMAPPED:

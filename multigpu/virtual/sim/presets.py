@@ -333,14 +333,15 @@ KERNEL_OVERHEAD = 2e-6
 Kind = TypeVar("Kind", Gpu, Link)
 
 
-def find_gpus(what: str | Gpu | Sequence[str | Gpu], count: int | None = None) -> list[Gpu]:
-    """`count` GPUs: all are `what`, or `what` names each of them. The default count is 2.
+def find_gpus(gpu: str | Gpu | Sequence[str | Gpu], count: int | None = None) -> list[Gpu]:
+    """`count` GPUs: all are `gpu`, or `gpu` is a list with one for each. Default: 2.
 
-    Raises UserError for an unknown name, and if `what` names another number of GPUs.
+    The default count for a list is its length. Raises UserError for an unknown name, and for
+    a list of another length.
     """
-    if not isinstance(what, (list, tuple)):
-        return [find_preset(what, GPUS)] * (2 if count is None else count)
-    models = [find_preset(one, GPUS) for one in what]
+    if not isinstance(gpu, (list, tuple)):
+        return [find_preset(gpu, GPUS)] * (2 if count is None else count)
+    models = [find_preset(model, GPUS) for model in gpu]
     if not models or count not in (None, len(models)):
         wanted = "at least one" if count is None else f"one name for all, or {count}"
         raise UserError(f"{len(models)} GPUs are named: give {wanted}.")
@@ -353,26 +354,26 @@ def models_label(models: Sequence[Gpu]) -> str:
     return " + ".join(f"{len(group)} × {group[0].name}" for group in groups)
 
 
-def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:
-    """The preset named `what` in GPUS, LINKS or NETWORKS; a Gpu or Link is returned unchanged.
+def find_preset(preset: str | Kind, table: dict[str, Kind]) -> Kind:
+    """The preset of this name in GPUS, LINKS or NETWORKS; a Gpu or Link is returned unchanged.
 
     Raises UserError for an unknown name, and for anything else.
     """
-    if isinstance(what, Gpu if table is GPUS else Link):
-        return what
-    if not isinstance(what, str) or what not in table:
+    if isinstance(preset, Gpu if table is GPUS else Link):
+        return preset
+    if not isinstance(preset, str) or preset not in table:
         if table is GPUS:
-            word, own = "GPU", "a Gpu(…)"
+            word, example = "GPU", "a Gpu(…)"
         elif table is NETWORKS:
-            word, own = "network", "a Link(…)"
+            word, example = "network", "a Link(…)"
         else:
-            word, own = "link", "a Link(…)"
-        near = did_you_mean(what, table)
+            word, example = "link", "a Link(…)"
+        near = did_you_mean(preset, table)
         raise UserError(
-            f'there is no {word} "{what}": {f"{near} There are" if near else "use one of"} '
-            f"{', '.join(table)}, or {own} of your own."
+            f'there is no {word} "{preset}": {f"{near} There are" if near else "use one of"} '
+            f"{', '.join(table)}, or {example} of your own."
         )
-    return table[what]
+    return table[preset]
 
 
 def size_in_bytes(text: int | str) -> int:

@@ -17,6 +17,19 @@ def involves(event: Event, index: int) -> bool:
     return event.device == index or (event.kind == "transfer" and event.peer == index)
 
 
+def work_spans(
+    events: Iterable[Event], index: int, start: float, end: float
+) -> tuple[list[Span], list[Span]]:
+    """(when the device computes, when it communicates) within [start, end].
+
+    Communication is a transfer or a collective. The spans are those of merge_spans.
+    """
+    work = [event for event in events if involves(event, index)]
+    computing = [(event.start, event.end) for event in work if event.kind == "compute"]
+    communicating = [(event.start, event.end) for event in work if event.kind != "compute"]
+    return merge_spans(computing, start, end), merge_spans(communicating, start, end)
+
+
 def merge_spans(spans: Iterable[Span], start: float, end: float) -> list[Span]:
     """The union of spans within [start, end], as disjoint spans in order."""
     union: list[Span] = []
@@ -70,10 +83,11 @@ def in_turns(works: list[dict[Hashable, list[Span]]]) -> list[Callable[[float], 
             alone, now = points[user][-1]
             points[user].append((alone + wait / slower[user], now + wait))
         busy[first] ^= {left[first].pop()[1]}
-    return [partial(_moved, *np.array(list(zip(*one, strict=True)))) for one in points]
+    return [partial(_moved, *np.array(list(zip(*curve, strict=True)))) for curve in points]
 
 
 def _moved(alone: np.ndarray, turns: np.ndarray, time: float) -> float:
+    """The time with the others of a time alone; after the last point it goes on as alone."""
     return float(np.interp(time, alone, turns) + max(time - alone[-1], 0.0))
 
 

@@ -15,7 +15,14 @@ from multigpu.files import atomic
 from multigpu.virtual.sim import timeline_picture
 from multigpu.virtual.sim.event import Event
 from multigpu.virtual.sim.idle import REASONS, idle_spans
-from multigpu.virtual.sim.spans import format_seconds, involves, merge_spans, subtract_spans
+from multigpu.virtual.sim.spans import (
+    Span,
+    format_seconds,
+    involves,
+    merge_spans,
+    subtract_spans,
+    work_spans,
+)
 from multigpu.virtual.sim.streams import DEFAULT
 
 if TYPE_CHECKING:
@@ -106,10 +113,10 @@ class Timeline:
         """In a notebook: the events, to zoom with the mouse and the keyboard."""
         from multigpu.virtual import page
 
-        whole = page.html("multigpu.timeline()", repr(self), self, {}, {})
+        document = page.html("multigpu.timeline()", repr(self), self, {}, {})
         height = 300 + 50 * len(self.lanes)
         return (
-            f'<iframe srcdoc="{escape(whole)}" '
+            f'<iframe srcdoc="{escape(document)}" '
             f'style="width: 100%; height: {height}px; border: 0"></iframe>'
         )
 
@@ -126,8 +133,7 @@ class Timeline:
             for event in self.events
             if involves(event, index) and kind in (None, event.kind)
         ]
-        total = sum(end - start for start, end in merge_spans(spans, self.start, self.end))
-        return total / (self.end - self.start) if self.end > self.start else 0.0
+        return self._fraction(merge_spans(spans, self.start, self.end))
 
     def idle(self, device: "torch.device | str | int") -> float:
         """The fraction of the time, 0 to 1, in which the device did not compute."""
@@ -140,15 +146,9 @@ class Timeline:
         computation, because the communication costs no time there.
         """
         index = self._index(device)
-        limits = (self.start, self.end)
-        work = [event for event in self.events if involves(event, index)]
-        computing = [(e.start, e.end) for e in work if e.kind == "compute"]
-        computing = merge_spans(computing, *limits)
-        communicating = [(e.start, e.end) for e in work if e.kind != "compute"]
-        communicating = merge_spans(communicating, *limits)
-        alone = subtract_spans(communicating, computing)
-        both = sum(e - s for s, e in communicating) - sum(e - s for s, e in alone)
-        return both / (self.end - self.start) if self.end > self.start else 0.0
+        computing, communicating = work_spans(self.events, index, self.start, self.end)
+        exposed = subtract_spans(communicating, computing)
+        return self._fraction(subtract_spans(communicating, exposed))
 
     def breakdown(self, device: "torch.device | str | int") -> dict[str, float]:
         """What the device's time is used for, as fractions of the time, which add up to 1.
@@ -158,12 +158,8 @@ class Timeline:
         as computation. Raises UserError for an unknown device.
         """
         fractions = {"compute": self.busy(device)}
-        duration = self.end - self.start
         spans = idle_spans(self, self._index(device))
-        for reason in REASONS:
-            total = sum(end - start for start, end in spans[reason])
-            fractions[reason] = total / duration if duration > 0 else 0.0
-        return fractions
+        return fractions | {reason: self._fraction(spans[reason]) for reason in REASONS}
 
     def plot(
         self,
@@ -215,7 +211,13 @@ class Timeline:
             temporary.write_text(json.dumps(trace))
         return Path(path)
 
+    def _fraction(self, spans: list[Span]) -> float:
+        """The fraction of the time that disjoint spans fill; 0.0 if there is no time."""
+        duration = self.end - self.start
+        return sum(end - start for start, end in spans) / duration if duration > 0 else 0.0
+
     def _index(self, device: "torch.device | str | int") -> int:
+        """The lane of a device. Raises UserError if the timeline has none for it."""
         if isinstance(device, int):
             index = device
         else:
