@@ -113,15 +113,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
         Raises UserError, as Lightning does, if it is a part of the module that is trained.
         """
-        what = f"self.log({name!r}) in {type(self).__name__}"
+        call = f"self.log({name!r}) in {type(self).__name__}"
         outer = self._trainer and self._trainer.lightning_module
         if outer is not None:
             raise UserError(
-                f"{what}, which is a part of {type(outer).__name__}: return the value to that "
+                f"{call}, which is a part of {type(outer).__name__}: return the value to that "
                 f"module, and log it there."
             )
         if is_rank_zero():
-            warnings.warn(f"{what}: no Trainer runs it, so the value is lost.", stacklevel=3)
+            warnings.warn(f"{call}: no Trainer runs it, so the value is lost.", stacklevel=3)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""
@@ -189,15 +189,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
         Parameters that no optimizer holds stay as they are.
         """
-        own = {p for group in optimizer.param_groups for p in group["params"]}
+        parameters = {p for group in optimizer.param_groups for p in group["params"]}
         held = {
             parameter: parameter.requires_grad
-            for each in self.trainer.optimizers
-            for group in each.param_groups
+            for other in self.trainer.optimizers
+            for group in other.param_groups
             for parameter in group["params"]
         }
         self.__dict__["_toggled"] = held
-        for parameter in held.keys() - own:
+        for parameter in held.keys() - parameters:
             parameter.requires_grad_(False)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:

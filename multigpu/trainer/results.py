@@ -272,9 +272,9 @@ class Results:
                 value = _value_of_batch(entry.value)
                 if entry.how.on_step and value is not None:
                     logged[key] = (entry.how, value)
-        own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
-        if own and exchange and self.ranks > 1:
-            for key, of_ranks in _by_key(self.gather(own)).items():
+        local = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
+        if local and exchange and self.ranks > 1:
+            for key, of_ranks in _by_key(self.gather(local)).items():
                 how, _ = of_ranks[0]
                 total = _combine(how, [value for _, value in of_ranks])
                 mean = how.reduce == "mean"
@@ -299,8 +299,8 @@ class Results:
             elif how.on_epoch and entry.total is not None:
                 totals[key] = (how, entry.total, entry.weight)
         if self.ranks > 1:
-            own = {key: (how, float(total), w) for key, (how, total, w) in totals.items()}
-            of_ranks = _by_key(self.gather(own))
+            local = {key: (how, float(total), w) for key, (how, total, w) in totals.items()}
+            of_ranks = _by_key(self.gather(local))
         else:
             of_ranks = _by_key([totals])
         pairs = map(_over_ranks, of_ranks.values())
@@ -325,10 +325,10 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
         return value.float()
     if isinstance(value, numbers.Real):  # also NumPy's
         return torch.tensor(float(value))
-    what = type(value).__name__
+    kind = type(value).__name__
     if isinstance(value, torch.Tensor):
-        what = f"a tensor of shape {tuple(value.shape)}"
-    raise UserError(f"self.log({name!r}) was given {what}: expected one number.")
+        kind = f"a tensor of shape {tuple(value.shape)}"
+    raise UserError(f"self.log({name!r}) was given {kind}: expected one number.")
 
 
 def _value_of_batch(value: Any) -> Any:
