@@ -88,8 +88,8 @@ def _step(step: StepDistances) -> dict[str, Any]:
         "losses": {
             "reference": [_finite(loss) for loss in step.reference[0].losses],
             **{
-                f"rank {rank}": [_finite(loss) for loss in own.losses]
-                for rank, own in zip(step.ranks, step.parallel, strict=True)
+                f"rank {rank}": [_finite(loss) for loss in rank_step.losses]
+                for rank, rank_step in zip(step.ranks, step.parallel, strict=True)
             },
         },
         **{

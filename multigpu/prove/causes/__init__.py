@@ -119,23 +119,23 @@ def _reference_is_random(comparison: Comparison) -> Cause | None:
             "random.Random(0), torch.Generator().manual_seed(0), not the time), and prove "
             "again"
         )
-        own, rows = rows_of(scene.one), rows_of(other)
-        if match_rows(own, rows)[0] < min(len(own), len(rows)):
+        expected, rows = rows_of(scene.reference), rows_of(other)
+        if match_rows(expected, rows)[0] < min(len(expected), len(rows)):
             return scene.cause(
                 "random_reference",
                 "two runs of the reference read different rows in their first step",
                 remedy,
                 unknown=True,
             )
-        scale = np.linalg.norm(scene.one.weights)
-        if np.linalg.norm(scene.one.weights - other.weights) > 1e-3 * scale:
+        scale = np.linalg.norm(scene.reference.weights)
+        if np.linalg.norm(scene.reference.weights - other.weights) > 1e-3 * scale:
             return scene.cause(
                 "random_reference",
                 "two runs of the reference begin with different weights",
                 remedy,
                 unknown=True,
             )
-        if scene.one.random:
+        if scene.reference.random:
             continue
         if step.kinds["gradients"].relative()[1] > 0.5:
             return scene.cause(
@@ -153,9 +153,10 @@ def _rows_are_exact(scene: Scene) -> bool:
     """
     steps = scene.comparison.steps
     first = Scene(scene.comparison, next(s for s in steps if s.key[0] == scene.step.key[0]))
-    own = rows_of(scene.one)
+    expected = rows_of(scene.reference)
     return not (group_rows(first) or wrong_rows(first)) and all(
-        match_rows(own, rows_of(band)) == (len(own), 0, 0) for band in scene.step.band
+        match_rows(expected, rows_of(band)) == (len(expected), 0, 0)
+        for band in scene.step.band
     )
 
 
@@ -179,13 +180,13 @@ def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
 
 
 def _skips(scene: Scene) -> Cause | None:
-    own = scene.one.skipped
+    expected = scene.reference.skipped
     for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
-        if step.skipped != own:
+        if step.skipped != expected:
             return scene.cause(
                 "skipped_steps",
                 f"before step {scene.number} the gradient scaler has skipped "
-                f"{pluralize(step.skipped, 'step')} on rank {rank}, and {own} on one GPU",
+                f"{pluralize(step.skipped, 'step')} on rank {rank}, and {expected} on one GPU",
                 "begin with a smaller loss scale (GradScaler(init_scale=1024)), so that no "
                 "step is skipped, and prove again",
                 rank=rank,
@@ -219,19 +220,19 @@ def _all_gradients_are_zero(comparison: Comparison) -> Cause | None:
 
 def _steps_differ(comparison: Comparison) -> Cause | None:
     counts = {record.rank: _counts(record) for record in comparison.parallel}
-    one = _counts(comparison.reference[0])
+    expected = _counts(comparison.reference[0])
     for rank, steps in counts.items():
-        if steps == one:
+        if steps == expected:
             continue
         alone = len({number[0] for number in counts.values()}) > 1
         who = f"rank {rank}" if alone else f"{len(counts)} ranks"
         return Cause(
             "different_steps",
-            f"{who} ended after {steps[0]} steps, and one GPU after {one[0]}; the steps that "
-            "both made agree",
+            f"{who} ended after {steps[0]} steps, and one GPU after {expected[0]}; the "
+            "steps that both made agree",
             "let each rank make as many steps as one GPU makes: look at drop_last, at the "
             "length of a rank's part, and at what ends the loop",
-            min(steps[0], one[0]) + 1,
+            min(steps[0], expected[0]) + 1,
             rank=rank if alone else None,
         )
     return None

@@ -56,7 +56,7 @@ class Scene:
         return self.step.number
 
     @property
-    def one(self) -> Step:
+    def reference(self) -> Step:
         """The reference's step."""
         return self.step.reference[0]
 
@@ -89,7 +89,10 @@ class Scene:
     @property
     def padded(self) -> bool:
         """Whether the batches of this step have rows of different lengths."""
-        return len(set().union(*(step.widths for step in (self.one, *self.step.parallel)))) > 1
+        return (
+            len(set().union(*(step.widths for step in (self.reference, *self.step.parallel))))
+            > 1
+        )
 
     def cause(self, kind: str, sentence: str, remedy: str, **more: object) -> Cause:
         return Cause(kind, sentence, remedy, self.number, **more)

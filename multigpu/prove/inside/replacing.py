@@ -228,9 +228,9 @@ def wrap_collectives(recorder: Any) -> None:
                 ]
                 # One number is a norm, or whether a gradient is infinite.
                 if any(tensor.numel() > 1 for tensor in tensors):
-                    own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
+                    by_program = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
                     # An all-reduce in a hook changes the gradient itself.
-                    elsewhere = own and name.startswith("reduce_scatter")
+                    elsewhere = by_program and name.startswith("reduce_scatter")
                     recorder.reduces(tensors if elsewhere else [])
                 return original(*args, **kwargs)
 

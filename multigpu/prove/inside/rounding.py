@@ -113,7 +113,7 @@ def _disturb(units: int) -> None:
 def _new(module: nn.Module, seen: set[int]) -> list[torch.Tensor]:
     if id(module) in seen:
         return []
-    seen.update(id(inner) for inner in module.modules())
+    seen.update(id(submodule) for submodule in module.modules())
     parameters = [p for p in module.parameters() if id(p) not in seen]
     seen.update(map(id, parameters))
     return [parameter for parameter in parameters if _has_memory(parameter)]
