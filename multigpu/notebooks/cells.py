@@ -35,8 +35,8 @@ def may_raise(cell: "NotebookNode") -> bool:
 
 def nbval_comment(cell: "NotebookNode") -> str:
     """The cell's first comment for nbval, such as "NBVAL_IGNORE_OUTPUT"; "" if it has none."""
-    found = NBVAL_COMMENT.search(cell.source)
-    return found[1] if found else ""
+    match = NBVAL_COMMENT.search(cell.source)
+    return match[1] if match else ""
 
 
 def printed(notebook: "NotebookNode") -> str:
