@@ -42,7 +42,8 @@ def kernel_factor(
             f"--step-ms is {1e3 * seconds:g}, but a step with {samples} samples of "
             f"{workload.name} on {gpu.name} is simulated to take {1e3 * simulated:.3g} ms, "
             f"and {1e3 * step_times[0]:.3g} to {1e3 * step_times[-1]:.3g} with kernels 8 "
-            f"times as fast or slow: compare the model, the GPU, the precision and --step-samples."
+            f"times as fast or slow: compare the model, the GPU, the precision and "
+            f"--step-samples."
         )
     # Between two factors the time is almost a line.
     upper = next(n for n in range(1, len(step_times)) if step_times[n] >= seconds)
