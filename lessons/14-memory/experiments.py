@@ -146,7 +146,9 @@ class _Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        gradients = sum(one.grad.nbytes for one in self.weights if one.grad is not None)
+        gradients = sum(
+            weight.grad.nbytes for weight in self.weights if weight.grad is not None
+        )
         held = torch.cuda.memory_allocated() - gradients - sum(self.always.values())
         point = self.always | {"gradients": gradients, "activations and other": held}
         self.points.append(point | {"seconds": multigpu.elapsed() - self.began})
@@ -229,36 +231,20 @@ def draw_digits(images: torch.Tensor) -> "Figure":
     return figure
 
 
-def four_ways(model: Model, batch: int) -> dict[str, tuple[float, float]]:
-    """(peak in GiB, simulated seconds) of a step with each checkpointing; prints them."""
-    found = {}
-    for checkpointing in ("none", "selective", "full"):
-        training = Training(
-            batch, precision="bf16-mixed", checkpointing=checkpointing, attention="math"
-        )
-        peak, _, seconds = meter(model, training)
-        found[checkpointing] = (peak, seconds)
-        none = found["none"][1]
-        print(
-            f"{checkpointing:>9}: {peak:5.1f} GiB, {seconds:.3f} s, {seconds / none - 1:+.0%}"
-        )
-    return found
-
-
 def published() -> dict[str, Any]:
     """benchmarks/memory.json: the formula beside meter, report and published figures."""
     path = find_root() / "benchmarks" / "memory.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def print_published(found: dict[str, Any]) -> None:
-    for row in found["adan"]:
+def print_published(published: dict[str, Any]) -> None:
+    for row in published["adan"]:
         print(
             f"GPT-2, {row['heads']:>2} heads × {row['hidden']:>4}: a layer adds"
             f" {row['published_mb']:,.0f} MB; our formula {row['formula_mb']:,.0f}, "
             f"with what theirs keeps {row['their_model_mb']:,.0f}"
         )
-    for row in found["h100"]:
+    for row in published["h100"]:
         print(
             f"H100, {row['case']}: measured {row['measured']:,.0f} MiB, formula "
             f"{row['formula']:,.0f}"
