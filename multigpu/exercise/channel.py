@@ -1,4 +1,4 @@
-"""Frames of plain data over a socket. A frame may come from an enemy."""
+"""Frames of plain data over a socket. The sender may be hostile."""
 
 import socket
 import struct

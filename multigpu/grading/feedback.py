@@ -29,7 +29,7 @@ SAFE = re.compile(r"[a-z0-9_-]{1,64}")
 def write(
     results: Sequence[Result], folder: Path, lesson: str, title: str, standing: Standing
 ) -> None:
-    """Write a page per student into the folder. Pages of an earlier grading go."""
+    """Write a page per student into the folder; delete those of students who are gone."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = {page_name(result.student): result for result in results}
     for name, result in pages.items():

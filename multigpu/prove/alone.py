@@ -17,7 +17,11 @@ MEAN_16 = 3e-2
 
 @dataclass
 class Result:
-    """What was seen: a cause, or what holds in how many steps."""
+    """Why the ranks differ, or what holds in how many steps.
+
+    steps      the first optimizer's steps that all ranks made; with a cause, of all optimizers
+    sentence   what holds; "" with a cause
+    """
 
     steps: int
     cause: Cause | None = None

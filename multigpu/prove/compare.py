@@ -341,13 +341,15 @@ def _known_numbers(
 ) -> dict[int, int]:
     """For the number of each part that is a known parameter, that parameter's number.
 
-    With `may_add` a part with another name is another parameter, and so are those of a rank
-    that has other weights under known names: the stages of a pipeline can have the same names.
+    With `may_add`, parts are found by name and shape. If the weights under these names differ,
+    no part is found: the stages of a pipeline can have the same names.
 
-    Else by name if all names and shapes agree, or those of a stage that has the same weights
-    or shards; by order if all shapes do; else by initial weights, and where these are
-    constant, by the order between others: a stage of a pipeline can have some of the
-    parameters under other names. Then by name, for a shard has other weights.
+    Without it, the first of these rules that applies decides:
+    1. by name and shape, if all parts are found and either are all parameters or have the
+       same weights or are shards
+    2. by order, if the lists of shapes are equal
+    3. by first weights, as the longest runs that are equal in both lists; then by name what
+       is left, because a shard has other weights than the whole parameter
     """
     theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
     named = {
@@ -538,7 +540,7 @@ def _untrained(
 def _in_any_order(
     buffers: list[tuple[str, float, float, int]], key: Key, reference: _Side, parallel: _Side
 ) -> tuple[list[tuple[str, float, float, int]], list[str]]:
-    """What _untrained says of buffers, and which of them are only in another order.
+    """The rows of `buffers`, and the names of those that only have another order.
 
     A queue of what all ranks have gathered, as in MoCo, has the rows in the ranks' order.
     """

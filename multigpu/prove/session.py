@@ -146,7 +146,7 @@ class Session:
         self.rate = 1.0
 
     def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
-        """The proof with what all have."""
+        """A Proof with this session's commands, notes and seconds."""
         return Proof(
             verdict,
             line,

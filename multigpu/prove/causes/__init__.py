@@ -43,7 +43,7 @@ from multigpu.prove.causes.update import (
 from multigpu.prove.compare import Comparison, match_rows, rows_of
 from multigpu.prove.record import RankRecord
 
-# Of the limit: a larger difference makes the rows of a step be compared.
+# If a difference is a larger fraction of its limit, the rows of the step are compared.
 SUSPECT = 0.3
 # A limit that is a larger share of the gradients can hide a wrong row.
 HIDES_ROWS = 0.02
@@ -161,13 +161,13 @@ def _rows_are_exact(scene: Scene) -> bool:
 
 
 def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
-    """What can be wrong with gradients, in the order in which it is asked."""
+    """The results of all checks of a step's gradients, in the order of the checks."""
     yield optimizer_left_out(scene)
     yield group_rows(scene)
     yield wrong_rows(scene)
     yield ranks_apart(scene)
     yield wrong_frozen(scene)
-    # A factor alone is not what random numbers do.
+    # Before random_numbers: random numbers do not change gradients by a factor alone.
     yield wrong_factor(scene)
     yield random_numbers(scene)
     yield clipped_otherwise(scene)
@@ -241,7 +241,7 @@ def _steps_differ(comparison: Comparison) -> Cause | None:
 def _counts(record: RankRecord) -> Counter[int]:
     """How many steps each optimizer has made, up to the last one of the first optimizer.
 
-    A run ends after that one: the reference's others may have made one step more.
+    A run ends after that step, but its other optimizers may have made one step more.
     """
     first = [place for place, step in enumerate(record.steps) if step.optimizer == 0]
     return Counter(step.optimizer for step in record.steps[: first[-1] + 1] if first)

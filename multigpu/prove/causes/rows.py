@@ -171,7 +171,7 @@ def _less(number: int | None, other: int | None) -> bool:
 
 
 def data_parallel_rows(scene: Scene) -> list[np.ndarray]:
-    """The rows of each rank that shares the data-parallel work; of others that have any."""
+    """The rows of each rank that takes a part of the batch, without ranks that read none."""
     rows = [rows_of(step) for step in scene.step.parallel]
     mine = _data_parallel_ranks(scene)
     if mine:
@@ -324,7 +324,7 @@ def _overlap_of_epoch(scene: Scene) -> int:
 
 
 def peers_read_the_same(comparison: Comparison) -> Cause | None:
-    """Whether ranks that hold the same parameters read the same rows in all steps, in vain."""
+    """Whether ranks that could divide a batch read the same rows in all steps."""
     scenes = [Scene(comparison, step) for step in comparison.steps]
     read = [data_parallel_rows(scene) for scene in scenes]
     if read and all(len(every) > 1 and len(every[0]) and _alike(every) for every in read):

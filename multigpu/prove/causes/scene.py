@@ -48,7 +48,7 @@ class Scene:
 
     @property
     def replica(self) -> str:
-        """What works on a part of the batch."""
+        """The word for what computes a part of the batch: "rank" or "GPU"."""
         return "rank" if self.ranks > 1 else "GPU"
 
     @property
@@ -99,7 +99,7 @@ class Scene:
 
 
 def reference_rows(steps: list[Step]) -> np.ndarray:
-    """The rows of a reference's first rank, and those of ranks that read none of them.
+    """The rows of a reference's first rank, and of each rank that reads none of the same.
 
     Ranks that share layers read the same rows; ranks that divide a batch read others.
     """

@@ -29,7 +29,7 @@ def name_of(hook: Any) -> str:
 
 
 def coarse(ddps: Any, modules: list[nn.Module]) -> float:
-    """Head.coarse."""
+    """The largest eps of the types in which gradients are sent; 0 if nothing sets one."""
     names = {name_of(hook) for ddp in ddps for hook in hooks_of(ddp)}
     types = [
         dtype

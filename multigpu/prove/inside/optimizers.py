@@ -12,9 +12,9 @@ from multigpu.prove.inside.host import number, numbers
 from multigpu.prove.inside.parts import Tracked, clean, track
 from multigpu.prove.sketch import SUMS, sketch
 
-# Options of an optimizer's group that are no numbers of its rule.
+# Options of an optimizer's group that do not change what a step computes.
 NO_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
-# So many elements of a frozen parameter tell whether it has changed.
+# The number of elements by which to see whether a frozen parameter has changed.
 SOME = 16
 
 

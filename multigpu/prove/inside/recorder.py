@@ -162,7 +162,9 @@ class Recorder:
                 step.gradients[place] = tracked.sketch(gradient) / scale
 
     def _round_gradients(self, known: TrackedOptimizer) -> None:
-        """In a run that rounds otherwise: round once more what is in 16 bit, or travels so."""
+        """In a run that rounds otherwise: add noise to gradients that are in 16 bit, or are
+        sent in 16 bit, of the size of their rounding errors.
+        """
         modules = [module for outer in self.modules for module in outer.modules()]
         travel = facts.coarse(self.ddps, modules)
         generator = torch.Generator("cpu").manual_seed(
@@ -388,7 +390,7 @@ class _Running:
                 self.rates.append((group, rate, group["lr"]))
 
     def put_rates_back(self) -> None:
-        """Put them back, but for those that the step itself has changed."""
+        """Restore the program's learning rates, except those that the step has changed."""
         for group, rate, multiplied in self.rates:
             if group["lr"] is multiplied:
                 group["lr"] = rate

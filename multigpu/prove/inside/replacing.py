@@ -112,7 +112,7 @@ def wrap_clipping(recorder: Any) -> None:
     def make(original: Callable) -> Callable:
         def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             norm = original(parameters, max_norm, *args, **kwargs)
-            # All ranks are here: the coefficient has needed the whole norm, too.
+            # full_tensor is a collective, and all ranks make it: the clipping needed one, too.
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             recorder.pending.norms.append((number(whole), number(max_norm)))
             return norm

@@ -53,7 +53,7 @@ PRODUCTS = ("matmul", "mm", "__matmul__", "addmm")
 
 
 def start(settings: Settings) -> None:
-    """Disturb and split as the settings say."""
+    """From now on disturb first weights and split batches, as the settings say."""
     if settings.split > 1:
         for owner, name, place in ROWWISE:
             _split(owner, name, place, settings.split)
