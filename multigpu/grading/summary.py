@@ -42,15 +42,14 @@ def lines(
     points = results[0].points if results else 0
     known = [result.earned for result in results if not result.problem and not result.blocked]
     mean = number(statistics.mean(known)) if known else "-"
+    left_out = (
+        f" ({pluralize(len(problems), 'file')} not graded, left out)" if problems else ""
+    )
     summary.append(
         f"{pluralize(len(results), 'submission')}, mean {mean} of {number(points)} points"
-        f"{_left_out(problems)}: {folder / 'gradebook.csv'}"
+        f"{left_out}: {folder / 'gradebook.csv'}"
     )
     return summary
-
-
-def _left_out(problems: Sequence[Result]) -> str:
-    return f" ({pluralize(len(problems), 'file')} not graded, left out)" if problems else ""
 
 
 def _listed(heading: str, said: Sequence[tuple[Result, str]]) -> list[str]:
