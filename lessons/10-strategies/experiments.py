@@ -154,7 +154,7 @@ def compare(
     norm               the norm of this mean
     """
     names = STRATEGIES[stem] if names is None else names
-    fits: Found = {}
+    fits: Fits = {}
     groups = (
         (_fit_on_gpus, 1, [name for name in names if name in ONE_PROCESS]),
         (_fit_on_cpus, ranks, [name for name in names if name not in OWN_PROCESSES]),
@@ -173,10 +173,10 @@ def compare(
     return rows
 
 
-Found = dict[str, tuple[dict[str, float], list[dict[str, list]]]]
+Fits = dict[str, tuple[dict[str, float], list[dict[str, list]]]]
 
 
-def _fit(stem: str, names: Sequence[str], epochs: int, devices: int | str) -> Found:
+def _fit(stem: str, names: Sequence[str], epochs: int, devices: int | str) -> Fits:
     """By name: the metrics of a fit with this strategy, and the records of its ranks."""
     script = importlib.import_module(stem)
     fits = {}
@@ -189,13 +189,13 @@ def _fit(stem: str, names: Sequence[str], epochs: int, devices: int | str) -> Fo
     return fits
 
 
-def _fit_on_cpus(stem: str, names: Sequence[str], epochs: int) -> Found:
+def _fit_on_cpus(stem: str, names: Sequence[str], epochs: int) -> Fits:
     """As one of several ranks. The kernel counts no bytes of NCCL, so GPUs are hidden."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return _fit(stem, names, epochs, "auto")
 
 
-def _fit_on_gpus(stem: str, names: Sequence[str], epochs: int) -> Found:
+def _fit_on_gpus(stem: str, names: Sequence[str], epochs: int) -> Fits:
     """As a process, or as a rank that stands for a node, with two virtual GPUs."""
     first = 2 * int(os.environ["RANK"])
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -84,7 +84,7 @@ def _mesh(kind: str, shape: tuple[int, ...]) -> Any:
 
 
 @dataclass
-class Found:
+class StepResult:
     """What a step of one rank takes.
 
     weights, gradients, optimizer   bytes for each weight of the model, when backward has ended
@@ -115,7 +115,7 @@ def step(
     link: str = "NVLink3",
     per_node: int | None = None,
     between: str | None = None,
-) -> Found:
+) -> StepResult:
     """The second step of a GPT of `layers` blocks of 2,048 hidden units, 1,024 tokens long.
 
     It has the digits' vocabulary, so that nearly all weights are in its blocks. With `half` it
@@ -153,7 +153,7 @@ def step(
             optimizer.step()
             optimizer.zero_grad()
         without = torch.cuda.memory_allocated()
-        result = Found(
+        result = StepResult(
             weights / count,
             (with_gradients - without) / count,
             (without - weights - WORKSPACES) / count,
@@ -201,7 +201,7 @@ def draw_memory(stages: list[Share]) -> "Figure":
     return plots.stacked_bars(bars, "bytes a weight", title, totals=True, digits=1, ends=ends)
 
 
-def draw_steps(steps: dict[str, Found]) -> "Figure":
+def draw_steps(steps: dict[str, StepResult]) -> "Figure":
     """A panel for each step: what the rank computes, and what it sends and receives."""
     figure = plots.figure(8, 0.6 + 1.5 * len(steps))
     longest = max(step.seconds for step in steps.values())

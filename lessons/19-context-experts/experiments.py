@@ -125,7 +125,7 @@ def _trained(
 
 
 @dataclass
-class Found:
+class StepResult:
     """A step's peak in GiB, simulated seconds, and timeline."""
 
     peak: float
@@ -143,7 +143,7 @@ def steps(
     program: Any = UNCHANGED,
     layers: int = 2,
     link: str = "NVLink3",
-) -> list[Found]:
+) -> list[StepResult]:
     """For each (way, tokens): the second step of a GPT of 4,096 hidden units in bfloat16.
 
     Several ranks run it with launch.call, a process for each A100. It has room for 64 TiB, so
@@ -159,7 +159,7 @@ def steps(
     return results
 
 
-def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World) -> Found:
+def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World) -> StepResult:
     attend, around, rank_tokens = alone, nullcontext, tokens
     if way == "scores":
         attend = with_scores
@@ -179,7 +179,7 @@ def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World)
         with around():
             script.train_step(model, optimizer, data, places)
     peak = torch.cuda.max_memory_allocated() / 2**30
-    return Found(peak, multigpu.elapsed() - began, multigpu.timeline(since=began))
+    return StepResult(peak, multigpu.elapsed() - began, multigpu.timeline(since=began))
 
 
 def memory(lengths: list[int], ranks: int = 4) -> dict[str, list[float]]:
@@ -227,7 +227,7 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch
     return [out.detach(), *(tensor.grad for tensor in inputs)]
 
 
-def draw_orders(steps_by_order: dict[str, list[Found]]) -> "Figure":
+def draw_orders(steps_by_order: dict[str, list[StepResult]]) -> "Figure":
     """A panel for each order: each rank's lane in one step."""
     figure = plots.figure(8, 0.4 + 2.2 * len(steps_by_order))
     longest = max(of_ranks[0].seconds for of_ranks in steps_by_order.values())

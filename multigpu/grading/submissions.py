@@ -32,14 +32,14 @@ class Submission:
 
 
 @dataclass
-class Found:
+class Submissions:
     """One submission per student, sorted by student, and notes on what is nobody's."""
 
     submissions: list[Submission]
     notes: list[str] = field(default_factory=list)
 
 
-def find(path: Path, lesson: str) -> Found:
+def find(path: Path, lesson: str) -> Submissions:
     """Read what students handed in: a folder or a zip in a form that platforms.py knows.
 
     If a student has several notebooks, one counts: the notebook with the lesson's name.
@@ -68,16 +68,18 @@ def find(path: Path, lesson: str) -> Found:
             counted = chosen[student]
             submissions.append(_read(counted, by_student[student]))
         doubles = _refuse_doubles(submissions)
-    return Found(submissions, notes + ignored + doubles)
+    return Submissions(submissions, notes + ignored + doubles)
 
 
-def find_one(path: Path, lesson: str) -> Found:
+def find_one(path: Path, lesson: str) -> Submissions:
     """Read a folder that has the files of one student: Gradescope's."""
     with sources.opened(path) as (files, notes):
         handed_in = [HandedIn("submission", file.path, file) for file in files]
         if not handed_in:
-            return Found([Submission("submission", "", problem="no notebook was handed in")])
-        return Found([_read(choose(handed_in, lesson), handed_in)], notes)
+            return Submissions(
+                [Submission("submission", "", problem="no notebook was handed in")]
+            )
+        return Submissions([_read(choose(handed_in, lesson), handed_in)], notes)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:

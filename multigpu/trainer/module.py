@@ -16,7 +16,7 @@ from multigpu.trainer import checkpoint_io
 from multigpu.trainer.hooks import ModuleHooks
 from multigpu.trainer.hyperparameters import HyperparametersMixin, make_from_hyperparameters
 from multigpu.trainer.refused import refuse_arguments, refused_method
-from multigpu.trainer.results import Asked
+from multigpu.trainer.results import LogArguments
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -103,10 +103,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         if context is None:
             self._log_outside(name)
             return
-        asked = Asked(
+        arguments = LogArguments(
             prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, add_dataloader_idx
         )
-        context.results.log(context, name, value, asked, batch_size)
+        context.results.log(context, name, value, arguments, batch_size)
 
     def _log_outside(self, name: str) -> None:
         """Warn that the value is lost: nothing trains this module.
