@@ -183,10 +183,10 @@ def wrapped(text: str) -> list[str]:
     ]
 
 
-def pluralize(number: int, thing: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """The number and its noun: 1 GPU, 2 GPUs, 2 batches."""
-    ending = "es" if thing.endswith(("s", "x", "sh", "tch")) else "s"
-    return f"{number} {thing}{ending if number != 1 else ''}"
+    ending = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
+    return f"{number} {noun}{ending if number != 1 else ''}"
 
 
 def any_of(words: Iterable[str]) -> str:

@@ -110,9 +110,9 @@ def set_aside_results(path: str | Path) -> None:
     checkpoint. `earlier` keeps one run. Raises UserError if a file cannot be moved.
     """
     folder = Path(path)
-    found = [name for name in RESULTS if (folder / name).is_file()]
+    names = [name for name in RESULTS if (folder / name).is_file()]
     try:
-        for name in found:
+        for name in names:
             (folder / "earlier").mkdir(exist_ok=True)
             # FileNotFoundError: another run that begins now has moved it.
             with suppress(FileNotFoundError):

@@ -138,17 +138,17 @@ def save(fig: "Figure", path: str | Path) -> Path:
 
 
 def schematic(
-    lanes: Sequence[str], title: str, width: float = 9, height: float = 3.2
+    rows: Sequence[str], title: str, width: float = 9, height: float = 3.2
 ) -> "Axes":
     """Axes for a drawing with `box` and `arrow`, in which nothing is measured.
 
-    Lane i is at y = i, from the top. The caller sets xlim.
+    Row i is at y = i, from the top. The caller sets xlim.
     """
     axes = figure(width, height).add_subplot()
     axes.set(xticks=[], title=title)
-    if lanes:
+    if rows:
         axes.set_xlabel("time →   (a schematic, nothing here is measured)")
-    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)

@@ -45,9 +45,9 @@ def train_serially(
     return model
 
 
-def difference(one: nn.Module, other: nn.Module) -> float:
+def difference(model: nn.Module, other: nn.Module) -> float:
     """The largest absolute difference between the parameters of two models."""
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
     return largest((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
 
 

@@ -335,9 +335,9 @@ def train_serially(
     return losses
 
 
-def difference(one: "tf.keras.Model", other: "tf.keras.Model") -> float:
+def difference(model: "tf.keras.Model", other: "tf.keras.Model") -> float:
     """The largest absolute difference between the weights of two Keras models."""
-    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    pairs = zip(model.get_weights(), other.get_weights(), strict=True)
     return proof.largest(float(np.abs(a - b).max()) for a, b in pairs)
 
 

@@ -145,9 +145,9 @@ def write(addresses: list[str], rank: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _tf_config_error(what: str) -> UserError:
+def _tf_config_error(problem: str) -> UserError:
     return UserError(
-        f"TF_CONFIG {what}: expected something like '{write(EXAMPLE, 0)}', or unset it and "
+        f"TF_CONFIG {problem}: expected something like '{write(EXAMPLE, 0)}', or unset it and "
         "use torchrun or srun."
     )
 
@@ -200,16 +200,16 @@ def connect_workers(
             "share>, and read the other workers' messages."
         ) from None
     rendezvous.same_everywhere(world, "the number of GPUs", gpus)
-    given = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
-    rendezvous.same_everywhere(world, "TF_CONFIG's list of workers", given)
+    listed = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
+    rendezvous.same_everywhere(world, "TF_CONFIG's list of workers", listed)
     with rendezvous.fail_together(world):
-        own = given[world.rank] if given else f"{_reachable_name(world)}:0"
-        reserved = _reserve(own)
+        own_address = listed[world.rank] if listed else f"{_reachable_name(world)}:0"
+        reserved = _reserve(own_address)
     # Keep the port reserved until all workers have one: otherwise two workers on a machine
     # could choose the same port. TensorFlow binds it moments later.
     with reserved:
         addresses = [""] * world.size
-        dist.all_gather_object(addresses, f"{_host(own)}:{reserved.getsockname()[1]}")
+        dist.all_gather_object(addresses, f"{_host(own_address)}:{reserved.getsockname()[1]}")
     # Otherwise gRPC would try to reach the workers through a cluster's web proxy, and wait.
     direct = {_host(address).strip("[]") for address in addresses}
     if os.environ.get(NO_PROXY):
@@ -263,7 +263,7 @@ def _reachable_name(world: World) -> str:
     name = world.address
     if world.rank > 0:
         try:
-            own = _own_address(name)
+            address = _own_address(name)
         except OSError as error:
             raise UserError(
                 f"worker {world.rank} on {socket.gethostname()} cannot reach {name} "
@@ -272,8 +272,8 @@ def _reachable_name(world: World) -> str:
             ) from None
         # On rank 0's machine this can be the loopback address, which other machines cannot
         # use: they use rank 0's name.
-        if not ipaddress.ip_address(own).is_loopback:
-            name = own
+        if not ipaddress.ip_address(address).is_loopback:
+            name = address
     return f"[{name}]" if ":" in name else name
 
 
@@ -304,8 +304,8 @@ def gpus_of_worker(
             "or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
             already_reported=world.local_rank != 0,
         )
-    each = visible // world.local_size
-    return range(each * world.local_rank, each * (world.local_rank + 1))
+    per_worker = visible // world.local_size
+    return range(per_worker * world.local_rank, per_worker * (world.local_rank + 1))
 
 
 @contextmanager

@@ -40,9 +40,9 @@ def shortest_of_rounds(
 
     In a round, each size gets one epoch: `one_epoch(size)`.
     """
-    found = [{size: one_epoch(size) for size in sizes} for _ in range(rounds)]
+    epochs = [{size: one_epoch(size) for size in sizes} for _ in range(rounds)]
     return {
-        size: {part: min(each[size][part] for each in found) for part in found[0][size]}
+        size: {part: min(epoch[size][part] for epoch in epochs) for part in epochs[0][size]}
         for size in sizes
     }
 
@@ -58,12 +58,14 @@ def per_image(steps: Mapping[int, Parts]) -> dict[str, Parts]:
 def longest_operations(recorded: profile, steps: int, trace: str | Path) -> None:
     """Print the operations that took longest in a step, and write the trace for Perfetto."""
     longest = sorted(
-        recorded.key_averages(), key=lambda one: one.self_cpu_time_total, reverse=True
+        recorded.key_averages(),
+        key=lambda operation: operation.self_cpu_time_total,
+        reverse=True,
     )
     print(f"{'operation':<30}{'calls per step':>16}{'ms per step':>14}")
-    for one in longest[:6]:
-        calls, ms = one.count / steps, one.self_cpu_time_total / 1e3 / steps
-        print(f"{one.key:<30}{calls:>16.1f}{ms:>14.3f}")
+    for operation in longest[:6]:
+        calls, ms = operation.count / steps, operation.self_cpu_time_total / 1e3 / steps
+        print(f"{operation.key:<30}{calls:>16.1f}{ms:>14.3f}")
     files.writable_folder(Path(trace).parent)
     with files.atomic(Path(trace)) as temporary:
         recorded.export_chrome_trace(str(temporary))
@@ -205,7 +207,7 @@ def batches_read(workers: int, prefetch_factor: int, pause: float = 0.2) -> int:
         batches = iter(loader)
     next(batches)
     before = -1
-    while before != (found := int(images.reads.sum())) or (images.reads == 0).any():
-        before = found
+    while before != (read := int(images.reads.sum())) or (images.reads == 0).any():
+        before = read
         time.sleep(pause)
-    return found // 2
+    return read // 2

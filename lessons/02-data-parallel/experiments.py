@@ -141,7 +141,7 @@ def sweep(count: int = 2) -> tuple[dict[str, list[float]], dict[str, int]]:
             print("    " + ", ".join(f"{batch:,}: {faster:.2f}×" for batch, faster in shown))
             for batch in (BATCHES[0], BATCHES[-1]):
                 used = Training(gpus, batch).timeline().breakdown(gpus[0])
-                shares = [f"{what} {share:.0%}" for what, share in used.items() if share]
+                shares = [f"{part} {share:.0%}" for part, share in used.items() if share]
                 print(f"    first GPU, batch of {batch:,}: {', '.join(shares)}")
     return speedups, limits
 
@@ -159,13 +159,13 @@ def ddp() -> tuple[multigpu.Timeline, list[float], int]:
 
 def compare_times(of_ddp: list[float]) -> dict[int, tuple[float, float, float]]:
     """The ms of a step on a V100, with DataParallel and DDP on two, by batch; prints them."""
-    found = {}
+    times = {}
     with multigpu.gpus(2, gpu="V100-16GB", link="NVLink2", shapes_only=True) as gpus:
         for batch, in_ddp in zip(BATCHES, of_ddp, strict=True):
             alone, both = (seconds(gpus, batch, parallel) for parallel in (False, True))
-            found[batch] = (1e3 * alone, 1e3 * both, 1e3 * in_ddp)
+            times[batch] = (1e3 * alone, 1e3 * both, 1e3 * in_ddp)
             print(
-                f"{batch:,} images, ms per step: one GPU {found[batch][0]:.2f}, DataParallel "
-                f"{found[batch][1]:.2f}, DDP {found[batch][2]:.2f}"
+                f"{batch:,} images, ms per step: one GPU {times[batch][0]:.2f}, DataParallel "
+                f"{times[batch][1]:.2f}, DDP {times[batch][2]:.2f}"
             )
-    return found
+    return times

@@ -85,8 +85,11 @@ def fails_in(step: Callable, model: nn.Module, first: torch.device, last: torch.
 
 def shares(timeline: multigpu.Timeline) -> dict[str, float]:
     """The fractions of the time that Timeline.breakdown gives, averaged over both GPUs."""
-    lanes = [timeline.breakdown(lane) for lane in range(len(timeline.lanes))]
-    return {part: sum(lane[part] for lane in lanes) / len(lanes) for part in lanes[0]}
+    breakdowns = [timeline.breakdown(lane) for lane in range(len(timeline.lanes))]
+    return {
+        part: sum(breakdown[part] for breakdown in breakdowns) / len(breakdowns)
+        for part in breakdowns[0]
+    }
 
 
 def timed_step(
@@ -120,8 +123,10 @@ def on_one_gpu(batch: int = 4096, gpu: str = "V100-16GB") -> float:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    with multigpu.gpus(1, gpu=gpu, shapes_only=True) as (one,):
-        return timed_step(step, CNN(**WIDE).to(one), one, one, batch, micro_batches=1)[0]
+    with multigpu.gpus(1, gpu=gpu, shapes_only=True) as (device,):
+        return timed_step(
+            step, CNN(**WIDE).to(device), device, device, batch, micro_batches=1
+        )[0]
 
 
 def seconds_in_one_process(micro_batches: int) -> float:
@@ -152,8 +157,8 @@ def sweep(simulate: Callable) -> dict[str, list[float]]:
     """
     speedups = {}
     for name, machine in MACHINES.items():
-        one = on_one_gpu(gpu=machine["gpu"])
-        speedups[name] = [one / simulate(count, **machine)[0] for count in COUNTS]
+        one_gpu = on_one_gpu(gpu=machine["gpu"])
+        speedups[name] = [one_gpu / simulate(count, **machine)[0] for count in COUNTS]
         print(f"{name}: {numbered(COUNTS, speedups[name], '.2f')}")
     return speedups
 
@@ -170,15 +175,15 @@ def by_link(simulate: Callable) -> dict[str, dict[str, float]]:
 
     Returns the fractions, and in "ms" the milliseconds of the bubble.
     """
-    found = {}
+    fractions = {}
     for link in ("NVLink2", FREE_LINK, "PCIe3"):
         name = link if isinstance(link, str) else link.name
         seconds, timeline = simulate(4, link=link)
         parts = shares(timeline)
         text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
-        found[name] = parts | {"ms": 1e3 * seconds * parts["bubble"]}
-        print(f"{name}: {text}; the bubble takes {found[name]['ms']:.2f} ms")
-    return found
+        fractions[name] = parts | {"ms": 1e3 * seconds * parts["bubble"]}
+        print(f"{name}: {text}; the bubble takes {fractions[name]['ms']:.2f} ms")
+    return fractions
 
 
 def idle(simulate: Callable) -> dict[str, list[float]]:
@@ -258,8 +263,8 @@ def pipelined_steps(
                 tool = schedule(order, layers, gpu, micro_batches)
                 run = _with_tool(tool, world, gpu, batch)
             else:
-                own = order[world.rank]
-                run = _by_hand(by_hand, layers, own, world, gpu, micro_batches, batch)
+                rank_order = order[world.rank]
+                run = _by_hand(by_hand, layers, rank_order, world, gpu, micro_batches, batch)
             steps.append(_second_step(run, layers, gpu, micro_batches))
             dist.destroy_process_group()
     return steps
@@ -281,7 +286,7 @@ def simulated(
         pipelined_steps, ranks, list(cases.values()), schedule, by_hand, **size
     )
     steps = dict(zip(cases, zip(*by_rank, strict=True), strict=True))
-    return steps, {case: joined(each) for case, each in steps.items()}
+    return steps, {case: joined(case_steps) for case, case_steps in steps.items()}
 
 
 def equal_stages(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
@@ -372,8 +377,8 @@ def compared(
     timelines: dict[str, multigpu.Timeline],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The milliseconds of each case's step, and the fraction of its bubble; prints both."""
-    ms = {case: 1e3 * (each.end - each.start) for case, each in timelines.items()}
-    bubbles = {case: shares(each)["bubble"] for case, each in timelines.items()}
+    ms = {case: 1e3 * (timeline.end - timeline.start) for case, timeline in timelines.items()}
+    bubbles = {case: shares(timeline)["bubble"] for case, timeline in timelines.items()}
     for case in timelines:
         print(f"{case}: {ms[case]:.2f} ms, bubble {bubbles[case]:.0%}")
     return ms, bubbles

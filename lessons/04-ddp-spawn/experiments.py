@@ -6,12 +6,12 @@ import cloudpickle
 import torch
 
 
-def senders(thing: object) -> list[str]:
-    """The names of the picklers that can write `thing` as bytes."""
+def senders(obj: object) -> list[str]:
+    """The names of the picklers that can write `obj` as bytes."""
     names = []
     for pickler in (pickle, cloudpickle):
         try:
-            pickler.dumps(thing)
+            pickler.dumps(obj)
         except (TypeError, AttributeError, pickle.PicklingError):
             continue
         names.append(pickler.__name__)
@@ -27,12 +27,12 @@ Way = tuple[str, str]
 Weights = tuple[torch.Tensor, torch.Tensor]  # before and after
 
 
-def distances(one: dict[Way, Weights], other: dict[Way, Weights]) -> dict[Way, list[float]]:
+def distances(first: dict[Way, Weights], other: dict[Way, Weights]) -> dict[Way, list[float]]:
     """The largest difference of two ranks' weights before and after, by way; prints them."""
-    found = {}
-    for way in one:
-        pairs = zip(one[way], other[way], strict=True)
-        found[way] = [(a - b).abs().max().item() for a, b in pairs]
-        before, after = found[way]
+    differences = {}
+    for way in first:
+        pairs = zip(first[way], other[way], strict=True)
+        differences[way] = [(a - b).abs().max().item() for a, b in pairs]
+        before, after = differences[way]
         print(f"{', '.join(way)}: {before:.2f} apart, then {after:.2f}")
-    return found
+    return differences

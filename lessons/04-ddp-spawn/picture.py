@@ -19,10 +19,10 @@ def label(x: float, y: float, text: str) -> None:
 box(axes, "data", 0, 0, 1.4, "check the\noptions")
 waits = "waits; holds the store through which the ranks find each other"
 box(axes, "idle", 1.4, 0, 6.2, waits)
-for lane in (1, 2):
-    box(axes, "data", 1.9, lane, 1.3, "import torch,\nread data")
-    text = f"train with its half of each batch, as rank {lane - 1}"
-    box(axes, "compute", 3.2, lane, 3.1, text)
+for row in (1, 2):
+    box(axes, "data", 1.9, row, 1.3, "import torch,\nread data")
+    text = f"train with its half of each batch, as rank {row - 1}"
+    box(axes, "compute", 3.2, row, 3.1, text)
 box(axes, "files", 6.3, 1, 1.3, "save\nmodel.pt")
 
 arrow(axes, (1.5, 0.27), (1.9, 0.75))

@@ -37,7 +37,7 @@ def changed_lines(before: Path | str, after: Path | str) -> list[str]:
 
 def largest_difference(path: Path | str, other: Path | str) -> float:
     """The largest difference between the weights in two files."""
-    weights, others = (torch.load(one, map_location="cpu") for one in (path, other))
+    weights, others = (torch.load(file, map_location="cpu") for file in (path, other))
     return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
@@ -178,7 +178,7 @@ def batch_norm_steps(
     shard = slice(world.rank, batch, world.size)
     images = train.tensors[0][shard].flatten(1)
     labels = train.tensors[1][shard]
-    found = []
+    results = []
     for norm in norms:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 32), norm(32), nn.Tanh(), nn.Linear(32, 10))
@@ -187,7 +187,7 @@ def batch_norm_steps(
         running_mean = model[1].running_mean.clone()
         with torch.no_grad():
             wrapped.eval()(images)
-        found.append(
+        results.append(
             {
                 "gradient": _vector(model),
                 "running mean": running_mean,
@@ -196,7 +196,7 @@ def batch_norm_steps(
         )
         del wrapped  # before its group: DDP can hang if it drops the last reference
     _leave(world)
-    return found
+    return results
 
 
 # ---- clipping -------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def clipped_gradients(limit: float, rows: int = 11) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = CNN()
     wrapped = DDP(model) if world.size > 1 else model
-    found = {}
+    gradients = {}
     for when in ("after", "before"):
         model.zero_grad()
         with wrapped.no_sync() if when == "before" and world.size > 1 else nullcontext():
@@ -225,14 +225,14 @@ def clipped_gradients(limit: float, rows: int = 11) -> dict[str, torch.Tensor]:
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
         gradient = _vector(model)
         if when == "after":
-            found["norm"] = norm
+            gradients["norm"] = norm
         elif world.size > 1:
             dist.all_reduce(gradient)
             gradient /= world.size
-        found[when] = gradient
+        gradients[when] = gradient
     del wrapped  # before its group: DDP can hang if it drops the last reference
     _leave(world)
-    return found
+    return gradients
 
 
 def _join() -> launch.World:

@@ -11,8 +11,8 @@ from multigpu.plots import box
 SHARDS = ("1st, 5th, …", "2nd, 6th, …", "3rd, 7th, …", "4th, 8th, …")
 
 title = "One step of DDP: ranks read different images, and average their gradients"
-lanes = [f"rank {rank}" for rank in range(len(SHARDS))]
-axes = plots.schematic(lanes, title, height=4.2)
+rows = [f"rank {rank}" for rank in range(len(SHARDS))]
+axes = plots.schematic(rows, title, height=4.2)
 
 
 def mark(left: float, text: str, align: str) -> None:

@@ -169,15 +169,15 @@ def two_nodes(*cases: tuple[str, str, str], **more: object) -> list[list[Step]]:
 
 def layouts(model: str, network: str = "Ethernet10", **more: object) -> Layouts:
     """The step of `model` with stages inside and across two nodes; prints both speeds."""
-    found = Layouts(*two_nodes((model, INSIDE, network), (model, ACROSS, network), **more))
+    result = Layouts(*two_nodes((model, INSIDE, network), (model, ACROSS, network), **more))
     rows = "tokens" if model == "transformer" else "images"
-    print(f"{model}, {found.inside[0].images:,} {rows} in a step, {network}, simulated")
-    for name, (step, *_), wait in zip((INSIDE, ACROSS), found, found.waits, strict=True):
+    print(f"{model}, {result.inside[0].images:,} {rows} in a step, {network}, simulated")
+    for name, (step, *_), wait in zip((INSIDE, ACROSS), result, result.waits, strict=True):
         print(
             f"    {name}: {step.speed:,.0f} {rows}/s, a step {step.seconds:.1f} s, "
             f"GPU 0 only waits for messages {wait:.1f} s"
         )
-    return found
+    return result
 
 
 def layout_steps(
@@ -197,8 +197,8 @@ def layout_steps(
     steps = []
     for number, (model, layout, network) in enumerate(cases):
         own_store = dist.PrefixStore(str(number), store)
-        with _own_gpus(world, own_store, layout, network, gpu, memory) as own:
-            steps.append(_third_step(model, own, world.size, images, micro_batches))
+        with _own_gpus(world, own_store, layout, network, gpu, memory) as gpus:
+            steps.append(_third_step(model, gpus, world.size, images, micro_batches))
     return steps
 
 
@@ -287,8 +287,8 @@ def overlapped_steps(
     speeds = []
     for number, (in_flight, layout, network) in enumerate(cases):
         own_store = dist.PrefixStore(str(number), store)
-        with _own_gpus(world, own_store, layout, network) as own:
-            stages, inputs, labels = _cnn("large", own, images // world.size, micro_batches)
+        with _own_gpus(world, own_store, layout, network) as gpus:
+            stages, inputs, labels = _cnn("large", gpus, images // world.size, micro_batches)
             order = Overlapped(stages, in_flight)
             optimizer = torch.optim.Adam(stages.parameters())
             for _ in range(3):  # the first two warm up
@@ -298,7 +298,7 @@ def overlapped_steps(
                 for weight in stages.parameters():
                     dist.all_reduce(weight.grad)
                 optimizer.step()
-                for gpu in own:
+                for gpu in gpus:
                     torch.cuda.synchronize(gpu)
             speeds.append(images / (multigpu.elapsed() - began))
     return speeds
@@ -308,8 +308,10 @@ def overlapped() -> dict[tuple[str, str], tuple[float, float]]:
     """With class Overlapped: images/s inside and across by order and network; prints them."""
     pairs = [(order, network) for order in ORDERS for network in NETWORKS]
     cases = [(ORDERS[order], at, net) for order, net in pairs for at in (INSIDE, ACROSS)]
-    found, _ = launch.call(overlapped_steps, 2, cases)
-    speeds = dict(zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True))
+    images_per_s, _ = launch.call(overlapped_steps, 2, cases)
+    speeds = dict(
+        zip(pairs, zip(images_per_s[::2], images_per_s[1::2], strict=True), strict=True)
+    )
     print(f"{'images/s, simulated':22}" + "".join(f"{name:>18}" for name in NETWORKS))
     for order in ORDERS:
         for layout, name in enumerate((INSIDE, ACROSS)):
@@ -362,10 +364,10 @@ def _own_gpus(
     # Every rank sees all four GPUs and takes its own.
     nodes = {"gpus_per_node": 2, "between_nodes": network}
     with _gpus(4, gpu=gpu, memory=memory, **nodes) as gpus:
-        own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
-        torch.cuda.set_device(own[0])
+        rank_gpus = [gpus[index] for index in LAYOUTS[layout](world.rank)]
+        torch.cuda.set_device(rank_gpus[0])
         dist.init_process_group("nccl", store=store, rank=world.rank, world_size=world.size)
-        yield own
+        yield rank_gpus
         dist.destroy_process_group()
 
 

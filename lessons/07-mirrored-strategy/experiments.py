@@ -23,10 +23,10 @@ def values(strategy: tf.distribute.Strategy, per_replica: tf.Tensor) -> list[np.
 
 
 def difference(
-    one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray
+    values: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray
 ) -> float:
     """The largest distance between two numbers at the same place."""
-    return float(np.abs(np.subtract(one, other)).max())
+    return float(np.abs(np.subtract(values, other)).max())
 
 
 def largest_change(
@@ -52,8 +52,8 @@ def by_own_shard(
     """
     rows = tf.size(labels)  # the strategy will give replica 0 the first half, rounded up
     first = (rows + 1) // 2
-    own = tf.where(tf.range(rows) < first, first, rows - first)
-    return images, labels, 1 / tf.cast(own, tf.float32)
+    shard_rows = tf.where(tf.range(rows) < first, first, rows - first)
+    return images, labels, 1 / tf.cast(shard_rows, tf.float32)
 
 
 def shard_sizes(strategy: tf.distribute.Strategy, batches: tf.data.Dataset) -> list[list[int]]:
@@ -88,34 +88,34 @@ def gradients_by_rule(
     def step(batch: tf.Tensor, size: tf.Tensor) -> dict[str, tf.Tensor]:
         return strategy.run(of_replica, args=(batch, size))
 
-    found = {}
+    by_size = {}
     for numbers in batches:
         size = len(numbers)
         dataset = tf.data.Dataset.from_tensor_slices(numbers).batch(size)
         (batch,) = strategy.experimental_distribute_dataset(dataset)
-        found[size] = {
+        by_size[size] = {
             name: [float(copy) for copy in strategy.experimental_local_results(gradients)]
             for name, gradients in step(batch, tf.constant(float(size))).items()
         }
-    return found
+    return by_size
 
 
-def gradient_bars(found: dict[int, dict[str, list[float]]], right: float) -> "Figure":
+def gradient_bars(gradients: dict[int, dict[str, list[float]]], right: float) -> "Figure":
     """Draw the replicas' gradients, one bar per rule, and a dotted line at the right sum.
 
-    found[rows of the batch][rule] is each replica's gradient. All gradients have the sign of
-    `right`. The title names the rules whose sums are right for all batches.
+    gradients[rows of the batch][rule] is each replica's gradient. All gradients have the sign
+    of `right`. The title names the rules whose sums are right for all batches.
     """
-    rules = list(next(iter(found.values())))
+    rules = list(next(iter(gradients.values())))
     exact = [
         rule
         for rule in rules
-        if all(abs(sum(batch[rule]) - right) < 1e-5 for batch in found.values())
+        if all(abs(sum(batch[rule]) - right) < 1e-5 for batch in gradients.values())
     ]
     fig = plots.figure(8, 3.4)
     axes = fig.add_subplot()
     names = []
-    for size, batch in found.items():
+    for size, batch in gradients.items():
         for rule, of_replicas in batch.items():
             left = 0.0
             for replica, gradient in enumerate(of_replicas):

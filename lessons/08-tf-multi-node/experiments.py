@@ -107,15 +107,18 @@ def images_read(
 def print_reads(read: Reads, policies: list[str]) -> None:
     """Print which images each of two workers reads in each step, a line for each policy."""
     for policy in policies:
-        first, second = (own[policy] for own in read)
+        first, second = (worker_reads[policy] for worker_reads in read)
         print(f"{policy}: worker 0 reads {first}, worker 1 {second}")
 
 
 def draw_reads(read: Reads, title: str) -> "Figure":
     """Draw which of two workers reads which image, and in which step."""
-    rows = {name: [[*chain(*own[name])] for own in read] for name in ("AUTO", "FILE")}
+    rows = {
+        name: [[*chain(*worker_reads[name])] for worker_reads in read]
+        for name in ("AUTO", "FILE")
+    }
     for name in ("OFF", "AUTO, two seeds"):
-        first, second = ([*chain(*own[name])] for own in read)
+        first, second = ([*chain(*worker_reads[name])] for worker_reads in read)
         rows[f"{name}, worker 0"], rows[f"{name}, worker 1"] = [first, []], [[], second]
     fig = plots.shards(list(rows.values()), title, list(rows), images_per_step=2)
     fig.axes[0].set_xlabel("image (large: the worker that reads it; small: in which step)")
@@ -185,7 +188,7 @@ def batch_norm(
         for images, labels in map(tf_common.arrays, data.load(data.fetch(None)))
     ]
     halves = [np.flatnonzero(train[1] < 5), np.flatnonzero(train[1] >= 5)]
-    own = halves[world.rank :: world.size]
+    own_halves = halves[world.rank :: world.size]
 
     def trained(synchronized: bool, seed: int) -> tuple[np.ndarray, np.ndarray, float]:
         tf.keras.utils.set_random_seed(seed)
@@ -199,34 +202,34 @@ def batch_norm(
         step = _step(model, optimizer)
         for number in range(steps):
             place = np.arange(32 * number, 32 * number + 32)
-            rows = np.concatenate([np.take(half, place, mode="wrap") for half in own])
+            rows = np.concatenate([np.take(half, place, mode="wrap") for half in own_halves])
             strategy.run(step, args=(tf.constant(train[0][rows]), tf.constant(train[1][rows])))
         predictions = np.argmax(model(test[0], training=False), axis=1)
         accuracy = np.mean(predictions == test[1])
         return _vector(model), norm.moving_mean.numpy(), accuracy
 
-    found = []
+    results = []
     for synchronized in kinds:
         runs = [trained(synchronized, seed) for seed in seeds]
         weights, moving_mean, _ = runs[0]
         accuracies = [accuracy for *_, accuracy in runs]
-        found.append(
+        results.append(
             {"weights": weights, "moving mean": moving_mean, "accuracies": accuracies}
         )
-    return found
+    return results
 
 
 def batch_norm_alone() -> dict:
     """`batch_norm` on one device, where synchronized statistics are the same as the others."""
-    (found,) = batch_norm(tf.distribute.get_strategy(), launch.World(), kinds=(False,))
-    return found
+    (result,) = batch_norm(tf.distribute.get_strategy(), launch.World(), kinds=(False,))
+    return result
 
 
-def draw_moving_means(found: dict[str, dict]) -> "Figure":
+def draw_moving_means(results: dict[str, dict]) -> "Figure":
     """Draw the moving mean of each result of `batch_norm` as an image, by name."""
     fig = plots.figure(8, 3)
-    for place, (name, result) in enumerate(found.items()):
-        axes = fig.add_subplot(1, len(found), place + 1)
+    for place, (name, result) in enumerate(results.items()):
+        axes = fig.add_subplot(1, len(results), place + 1)
         axes.imshow(result["moving mean"].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[], xlabel=name)
         axes.spines[:].set_visible(False)

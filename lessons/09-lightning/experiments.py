@@ -176,18 +176,18 @@ def unfrozen(L: types.ModuleType) -> torch.Tensor | str:
 
 def weight_in_configure_optimizers(L: types.ModuleType) -> float:
     """A weight that is the rank's number at first, as `configure_optimizers` finds it."""
-    found = []
+    values = []
 
     def setup(self, stage: str) -> None:
         torch.nn.init.constant_(self.first.weight, float(self.global_rank))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        found.append(self.first.weight[0, 0].item())
+        values.append(self.first.weight[0, 0].item())
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
     module = tiny(L, setup=setup, configure_optimizers=configure_optimizers)
     L.Trainer(max_epochs=1, **SETTINGS).fit(module, numbered_rows(8))
-    return found[0]
+    return values[0]
 
 
 # ---- logging --------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ def counted(L: types.ModuleType, loop: str) -> tuple[float, float]:
     run = getattr(L.Trainer(**SETTINGS), loop)
     module = tiny(L, test_step=step, validation_step=step)
     loader = DataLoader(TensorDataset(torch.tensor(ERRORS)), batch_size=2)
-    (found,) = run(module, loader, verbose=False)
-    return found["rows"], found["error"]
+    (metrics,) = run(module, loader, verbose=False)
+    return metrics["rows"], metrics["error"]
 
 
 def predicted(L: types.ModuleType) -> int:

@@ -42,12 +42,12 @@ def recorded() -> list[str]:
     digits = lesson.DigitsData(None, 64, 0)
     for owner in (digits, module):
         for name in YOUR_METHODS:
-            own = getattr(type(owner), name, None)
-            if own is not None and own.__qualname__.startswith(type(owner).__name__):
+            method = getattr(type(owner), name, None)
+            if method is not None and method.__qualname__.startswith(type(owner).__name__):
 
-                def call(*args, own=own, owner=owner, name=name, **keywords):
+                def call(*args, method=method, owner=owner, name=name, **keywords):
                     order.append("sanity check" if trainer.sanity_checking else name)
-                    return own(owner, *args, **keywords)
+                    return method(owner, *args, **keywords)
 
                 owner.__dict__[name] = call
     spy = lesson.L.Callback()
@@ -78,20 +78,20 @@ def text_and_look(name: str) -> tuple[str, str]:
 def draw(ranks: list[list[str]], path: Path) -> Path:
     assert all("training_step" in order for order in ranks)
     title = "trainer.fit on two ranks: you write the blue boxes, the Trainer does the rest"
-    lanes = [f"rank {rank}" for rank in range(len(ranks))]
-    axes = plots.schematic(lanes, title, width=9.8, height=3.2)
+    rows = [f"rank {rank}" for rank in range(len(ranks))]
+    axes = plots.schematic(rows, title, width=9.8, height=3.2)
     longest = max(ranks, key=len)
-    for lane, order in enumerate(ranks):
+    for row, order in enumerate(ranks):
         # A rank with fewer calls waits for the others.
         missing = len(longest) - len(order)
         if missing:
             style = {"ha": "center", "va": "center", "fontsize": 8, "style": "italic"}
-            axes.text(0.5 * missing, lane, "waits", **style)
+            axes.text(0.5 * missing, row, "waits", **style)
         for place, name in enumerate(order, start=missing):
             text, look = text_and_look(name)
-            middle, height = lane, 0.8
-            if look == TOGETHER:  # one box over all lanes
-                if lane:
+            middle, height = row, 0.8
+            if look == TOGETHER:  # one box over all ranks
+                if row:
                     continue
                 middle, height = (len(ranks) - 1) / 2, len(ranks) - 0.2
             plots.box(axes, look, place + 0.03, middle, 0.94, text, height, size=8)

@@ -59,7 +59,6 @@ STRATEGIES = {
         "bagua:async",
     ),
 }
-EXACT = STRATEGIES["PTL_Strategies"]
 OWN_PROCESSES = (*ONE_PROCESS, "ddp_spawn", "ddp2")
 LIMIT = 1e-5  # what rounding explains, in any weight
 STEPS_BETWEEN_COPIES = 5
@@ -155,7 +154,7 @@ def compare(
     norm               the norm of this mean
     """
     names = STRATEGIES[stem] if names is None else names
-    found: Found = {}
+    fits: Fits = {}
     groups = (
         (_fit_on_gpus, 1, [name for name in names if name in ONE_PROCESS]),
         (_fit_on_cpus, ranks, [name for name in names if name not in OWN_PROCESSES]),
@@ -164,39 +163,39 @@ def compare(
     )
     for function, processes, group in groups:
         if group:
-            found |= launch.call(function, processes, stem, group, epochs)[0]
+            fits |= launch.call(function, processes, stem, group, epochs)[0]
     if "ddp_spawn" in names:
-        found |= _fit(stem, ["ddp_spawn"], epochs, ranks)
+        fits |= _fit(stem, ["ddp_spawn"], epochs, ranks)
 
-    one = _in_one_process(stem, epochs)
-    rows = {name: _row(name, *found[name], one, ranks) for name in names}
+    serial_weights = _in_one_process(stem, epochs)
+    rows = {name: _row(name, *fits[name], serial_weights, ranks) for name in names}
     print(table(rows, ranks))
     return rows
 
 
-Found = dict[str, tuple[dict[str, float], list[dict[str, list]]]]
+Fits = dict[str, tuple[dict[str, float], list[dict[str, list]]]]
 
 
-def _fit(stem: str, names: Sequence[str], epochs: int, devices: int | str) -> Found:
+def _fit(stem: str, names: Sequence[str], epochs: int, devices: int | str) -> Fits:
     """By name: the metrics of a fit with this strategy, and the records of its ranks."""
     script = importlib.import_module(stem)
-    found = {}
+    fits = {}
     for name in names:
         flags = ["--strategy", name, "--devices", str(devices), "--epochs", str(epochs)]
         record = Record()
         trainer, _ = script.fit(script.parse(flags), record)
         metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-        found[name] = metrics, record.ranks
-    return found
+        fits[name] = metrics, record.ranks
+    return fits
 
 
-def _fit_on_cpus(stem: str, names: Sequence[str], epochs: int) -> Found:
+def _fit_on_cpus(stem: str, names: Sequence[str], epochs: int) -> Fits:
     """As one of several ranks. The kernel counts no bytes of NCCL, so GPUs are hidden."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return _fit(stem, names, epochs, "auto")
 
 
-def _fit_on_gpus(stem: str, names: Sequence[str], epochs: int) -> Found:
+def _fit_on_gpus(stem: str, names: Sequence[str], epochs: int) -> Fits:
     """As a process, or as a rank that stands for a node, with two virtual GPUs."""
     first = 2 * int(os.environ["RANK"])
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -216,9 +215,9 @@ def _in_one_process(stem: str, epochs: int) -> Callable[[str], torch.Tensor]:
         if optimizer not in trained:
             torch.manual_seed(args.seed)
             model = script.LitCNN(train, test, args)
-            own = QAdamOptimizer(model.parameters(), 0.001, 10) if optimizer else None
+            q_adam = QAdamOptimizer(model.parameters(), 0.001, 10) if optimizer else None
             settings = {"epochs": epochs, "batch_size": args.batch_size, "lr": 0.05}
-            proof.train_serially(model, train, **settings, seed=args.seed, optimizer=own)
+            proof.train_serially(model, train, **settings, seed=args.seed, optimizer=q_adam)
             trained[optimizer] = flat_weights(model)
         return trained[optimizer]
 
@@ -229,7 +228,7 @@ def _row(
     name: str,
     metrics: dict[str, float],
     records: list[dict[str, list]],
-    one: Callable[[str], torch.Tensor],
+    serial_weights: Callable[[str], torch.Tensor],
     ranks: int,
 ) -> dict[str, Any]:
     """A strategy's row, as `compare` describes it.
@@ -239,7 +238,7 @@ def _row(
     """
     copies = torch.stack([torch.stack(record["weights"]) for record in records]).double()
     mean = copies.mean(0)  # (copies, weights)
-    away = copies[0, -1] - one("QAdam" if name == "bagua:qadam" else "")
+    away = copies[0, -1] - serial_weights("QAdam" if name == "bagua:qadam" else "")
     until = -1 if name == "bagua:async" else None
     half = 0.5 if name == "ddp_fp16" else 1
     return {
@@ -288,8 +287,8 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
     ratio = max(senders.values()) / sent[least]
     title = f"{least} sends {sent['ddp'] / sent[least]:.1f} times fewer bytes than ddp"
     if ratio < 1.1:
-        what = f"{len(senders)} of {len(sent)} send bytes through the network"
-        title = f"{what}, and differ by {ratio - 1:.0%} at most"
+        count = f"{len(senders)} of {len(sent)} send bytes through the network"
+        title = f"{count}, and differ by {ratio - 1:.0%} at most"
     bars = {
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }
@@ -342,13 +341,13 @@ def over_slow_link(
     Where the link cannot be made, "measured" is missing; "predicted" is bytes ÷ rate.
     """
     weights = sum(weight.numel() for weight in CNN((1, 8, 8), hidden=HIDDEN).parameters())
-    found = {
+    times = {
         name: {"predicted": predicted_bytes(name, weights, 2) * 8e-6 / megabits}
         for name in names
     }
     if reason := slow_link.unavailable_reason():
         print(f"Predicted, not measured: {reason}.")
-        return found
+        return times
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seconds.json"
         command = [sys.executable, __file__, str(out), str(steps), *names]
@@ -357,13 +356,13 @@ def over_slow_link(
         if slow_link.run(command, megabits, PYTHONPATH=str(ROOT), **settings):
             raise RuntimeError("a rank at the slow link has failed: see its message above")
         for name, seconds in json.loads(out.read_text()).items():
-            found[name]["measured"] = seconds
-    return found
+            times[name]["measured"] = seconds
+    return times
 
 
 def link_rank(out: Path, steps: int, names: Sequence[str]) -> None:
     """As one of two ranks: write the seconds of a step with each strategy, on rank 0."""
-    found = {}
+    seconds = {}
     for name in names:
         strategy = strategy_by_name(name)
         strategy.connect()
@@ -379,19 +378,19 @@ def link_rank(out: Path, steps: int, names: Sequence[str]) -> None:
             optimizer.step()
             optimizer.zero_grad()
         strategy.barrier()
-        found[name] = (time.perf_counter() - began) / steps
+        seconds[name] = (time.perf_counter() - began) / steps
         strategy.close()
     if strategy.world.rank == 0:
-        write_json(out, found)
+        write_json(out, seconds)
     strategy.barrier()
 
 
 def link_picture(times: dict[str, dict[str, float]], megabits: float = 100) -> "Figure":
     """Milliseconds per step over a slow link: predicted as bars, measured as points."""
-    bars = {name: {"predicted": 1e3 * one["predicted"]} for name, one in times.items()}
+    bars = {name: {"predicted": 1e3 * row["predicted"]} for name, row in times.items()}
     unit = f"ms per step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate"
     fig = plots.stacked_bars(bars, unit, "Predicted: on a slow link the bytes are the time")
-    measured = [1e3 * one["measured"] for one in times.values() if "measured" in one]
+    measured = [1e3 * row["measured"] for row in times.values() if "measured" in row]
     if measured:
         axes = fig.axes[0]
         look = {"markerfacecolor": "white", "markeredgecolor": plots.EDGE}
@@ -400,8 +399,8 @@ def link_picture(times: dict[str, dict[str, float]], megabits: float = 100) -> "
         fig.legend(loc="outside lower right")
         longest = max(*measured, *(bar["predicted"] for bar in bars.values()))
         axes.set_xlim(0, 1.08 * longest)
-        each = [f"{name} {ms:.0f} ms" for name, ms in zip(times, measured, strict=True)]
-        axes.set_title(f"Measured: {', '.join(each)} per step")
+        labels = [f"{name} {ms:.0f} ms" for name, ms in zip(times, measured, strict=True)]
+        axes.set_title(f"Measured: {', '.join(labels)} per step")
     return fig
 
 

@@ -116,8 +116,8 @@ def draw_ring(n: int = 3) -> None:
                 # A sum has all numbers that came; a chunk with fewer is replaced.
                 have[rank][into] = have[rank][into] | sent[rank - 1]
         left = moment * (n + 0.5)
-        what = "added" if hop < n - 1 else "distributed"
-        heading = "at first" if hop < 0 else f"hop {hop}: {what}"
+        action = "added" if hop < n - 1 else "distributed"
+        heading = "at first" if hop < 0 else f"hop {hop}: {action}"
         axes.text(left + n / 2, -0.65, heading, ha="center", fontsize=8.5, weight="bold")
         for rank in range(n):
             for chunk in range(n):

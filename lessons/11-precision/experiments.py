@@ -77,7 +77,9 @@ def trained(
 def away(history: list[dict[str, float]], exact: list[dict[str, float]]) -> float:
     """The largest difference of the test losses after an epoch of two trainings."""
     pairs = zip(history, exact, strict=True)
-    return proof.largest(abs(one["test_loss"] - other["test_loss"]) for one, other in pairs)
+    return proof.largest(
+        abs(epoch["test_loss"] - other["test_loss"]) for epoch, other in pairs
+    )
 
 
 def learns_the_same(name: str, history: list[dict], exact: list[dict]) -> bool:
@@ -88,8 +90,10 @@ def learns_the_same(name: str, history: list[dict], exact: list[dict]) -> bool:
     """
     accuracy = abs(history[-1]["accuracy"] - exact[-1]["accuracy"])
     same = away(history, exact) <= 5e-3 and accuracy <= 1e-2
-    what = f"proof: {name} learns as 32-true, test loss within 0.005 after {len(exact)} epochs"
-    print(f"{what}: {'holds' if same else 'fails'}")
+    claim = (
+        f"proof: {name} learns as 32-true, test loss within 0.005 after {len(exact)} epochs"
+    )
+    print(f"{claim}: {'holds' if same else 'fails'}")
     return same
 
 
@@ -248,12 +252,12 @@ def peaks(kind: str) -> dict[str, int]:
 
 def draw_speedups(batches: tuple[int, ...], ratios: dict[str, list[float]]) -> "Figure":
     """Draw the results of `speedups` by GPU. The title names the smallest and the largest."""
-    found = [
+    points = [
         (ratio, gpu, batch)
         for gpu, values in ratios.items()
         for batch, ratio in zip(batches, values, strict=True)
     ]
-    least, most = min(found), max(found)
+    least, most = min(points), max(points)
     title = f"Simulated: from {least[0]:.1f} × ({least[1]}, batch {least[2]:,}) "
     title += f"to {most[0]:.1f} × ({most[1]}, batch {most[2]:,})"
     label = "step time of 32-true\n÷ that of 16-mixed (1: no gain)"

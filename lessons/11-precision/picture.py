@@ -30,11 +30,11 @@ def draw_bits() -> "Figure":
     title = f"bfloat16 has {exponent} bits of exponent and {fraction} of fraction, "
     title += "float16 has {} and {}".format(*parts_of(torch.float16))
     axes = plots.schematic([], title, height=2.2)
-    for lane, dtype in enumerate(TYPES):
+    for row, dtype in enumerate(TYPES):
         exponent, fraction = parts_of(dtype)
-        plots.box(axes, "idle", 0, lane, 1, "\u00b1")
-        plots.box(axes, "gradients", 1, lane, exponent, f"exponent: {exponent}")
-        plots.box(axes, "weights", 1 + exponent, lane, fraction, f"fraction: {fraction}")
+        plots.box(axes, "idle", 0, row, 1, "\u00b1")
+        plots.box(axes, "gradients", 1, row, exponent, f"exponent: {exponent}")
+        plots.box(axes, "weights", 1 + exponent, row, fraction, f"fraction: {fraction}")
     names = [str(dtype).removeprefix("torch.") for dtype in TYPES]
     axes.set_yticks(range(len(TYPES)), names)
     axes.set_xlim(0, 32.1)

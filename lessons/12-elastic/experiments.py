@@ -108,13 +108,13 @@ def draw_losses(losses: dict[str, list[float]], since: int, title: str) -> "Figu
     return fig
 
 
-def draw_worlds(found: list[list], title: str) -> "Figure":
+def draw_worlds(curve: list[list], title: str) -> "Figure":
     """World size and loss of each step, one panel each."""
     fig = plots.figure(8, 3.6)
     sizes, losses = fig.subplots(2, 1, sharex=True, height_ratios=(1, 2))
-    sizes.step(range(len(found)), [size for _, size, _ in found], color=plots.RED)
+    sizes.step(range(len(curve)), [size for _, size, _ in curve], color=plots.RED)
     sizes.set(ylabel="ranks", ylim=(0, 2.5), yticks=(1, 2), title=title)
-    losses.plot([loss for loss, *_ in found], color=plots.BLUE)
+    losses.plot([loss for loss, *_ in curve], color=plots.BLUE)
     losses.set(xlabel="step", ylabel="loss", ylim=(0, None))
     return fig
 
@@ -293,7 +293,7 @@ def signals(*cases: tuple[str, tuple[str, ...]]) -> list[dict]:
         for name, torchrun in started:
             _wait_until_ready(torchrun)
             torchrun.send_signal(getattr(signal, name))
-        return [_found(torchrun) for _, torchrun in started]
+        return [_outcome(torchrun) for _, torchrun in started]
     finally:
         for _, torchrun in started:
             if torchrun.poll() is None:
@@ -313,16 +313,16 @@ def signals_to_torchrun() -> dict[str, str]:
         "SIGUSR1": ("SIGUSR1", ()),
         "SIGUSR1, named": ("SIGUSR1", (handled, short)),
     }
-    found = {}
+    received = {}
     for name, result in zip(cases, signals(*cases.values()), strict=True):
         signal_name, flags = cases[name]
-        found[name] = ", ".join(result["signals"]) or "nothing"
+        received[name] = ", ".join(result["signals"]) or "nothing"
         died = ", and its launcher has died" if result["launcher died"] else ""
         print(
             f"{signal_name}, {' '.join(flags) or 'no flag'}: torchrun ends with "
-            f"{result['exit code']}\n    the rank received {found[name]}{died}"
+            f"{result['exit code']}\n    the rank received {received[name]}{died}"
         )
-    return found
+    return received
 
 
 def _wait_until_ready(torchrun: subprocess.Popen) -> None:
@@ -333,7 +333,7 @@ def _wait_until_ready(torchrun: subprocess.Popen) -> None:
         )
 
 
-def _found(torchrun: subprocess.Popen) -> dict:
+def _outcome(torchrun: subprocess.Popen) -> dict:
     # The rank has the same pipe: its end is reached when torchrun and the rank have ended.
     lines = torchrun.stdout.read().splitlines()
     reported = [line.removeprefix("rank: ") for line in lines if line.startswith("rank: ")]

@@ -18,13 +18,13 @@ axes = plots.schematic(["torchrun", "rank 0", "rank 1", "checkpoints"], title)
 box(axes, "idle", 0, 0, 3.2, "watches")
 box(axes, "update", 3.2, 0, 0.9, "starts both")
 box(axes, "idle", 4.1, 0, 3.9, "watches")
-for lane in (1, 2):
+for rank_row in (1, 2):
     for index in range(2):
         steps = f"steps\n{10 * index} … {10 * index + 9}"
-        box(axes, "compute", 1.1 * index, lane, 1.1, steps)
-    box(axes, "data", 4.1, lane, 1.1, "load 20")
-    box(axes, "compute", 5.2, lane, 1.4, "steps 20 … 29")
-    box(axes, "compute", 6.6, lane, 1.4, "30 … 39")
+        box(axes, "compute", 1.1 * index, rank_row, 1.1, steps)
+    box(axes, "data", 4.1, rank_row, 1.1, "load 20")
+    box(axes, "compute", 5.2, rank_row, 1.4, "steps 20 … 29")
+    box(axes, "compute", 6.6, rank_row, 1.4, "30 … 39")
 box(axes, "backward", 2.2, 1, 0.9, "20 … 23,\nlost")
 box(axes, "backward", 2.2, 2, 0.75, "20 … 23")
 axes.text(3.0, 1.85, "SIGKILL", color=plots.RED, fontsize=8, va="center")
@@ -57,7 +57,7 @@ def sampled(ranks: int, start: int) -> list[list[int]]:
 
 ways = {
     "sampler": (
-        [own[: DONE // 2] for own in sampled(2, 0)],
+        [images[: DONE // 2] for images in sampled(2, 0)],
         sampled(4, DONE),
     ),
     "script": (
@@ -68,15 +68,15 @@ ways = {
 axes = plots.schematic([], "", height=3.4)
 results = {}
 for place, (name, parts) in enumerate(ways.items()):
-    seen = Counter(image for part in parts for own in part for image in own)
+    seen = Counter(image for part in parts for images in part for image in images)
     results[name] = sum(seen[image] == 0 for image in range(IMAGES))
     for row, part in enumerate(parts):
         y = 3.4 * place + row
         text = f"{name}: {len(part)} ranks" if row == 0 else f"then {len(part)} ranks"
         axes.text(-0.2, y, text, ha="right", va="center", fontsize=9)
-        for rank, own in enumerate(part):
+        for rank, images in enumerate(part):
             colour = "white" if rank in plots.WHITE_TEXT_RANKS else "black"
-            for image in own:
+            for image in images:
                 axes.barh(y, 1, 0.8, image, color=plots.RANKS[rank], edgecolor=plots.EDGE)
                 middle = {"ha": "center", "va": "center", "color": colour}
                 axes.text(image + 0.5, y, str(rank), weight="bold", **middle)

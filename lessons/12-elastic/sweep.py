@@ -123,9 +123,9 @@ def sweep(args: argparse.Namespace) -> None:
         wait_for_queue(jobs[0].job_id.partition("_")[0])
     print("     lr       accuracy  starts")
     for lr, job in zip(args.lr, jobs, strict=True):
-        found = job.result()
-        accuracy = found["accuracy"]
-        print(f"{lr:7g}  {accuracy:13.4f}  {found['starts']:6}", flush=True)
+        result = job.result()
+        accuracy = result["accuracy"]
+        print(f"{lr:7g}  {accuracy:13.4f}  {result['starts']:6}", flush=True)
 
 
 def wait_for_queue(number: str) -> None:

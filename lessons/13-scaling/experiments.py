@@ -59,17 +59,19 @@ def _measure(images: int, rounds: int) -> dict[Point, list[float]]:
             torch.manual_seed(0)
             models[n] = DDP(CNN((1, 28, 28)), process_group=groups[n])
     cases = [(kind, n) for kind in ("strong", "weak", "silent") for n in RANKS]
-    found: dict[Point, list[float]] = {case: [] for case in cases}
+    seconds: dict[Point, list[float]] = {case: [] for case in cases}
     for _ in range(rounds):
         for kind, n in cases:
-            own = images // n if kind != "weak" else images
+            rank_images = images // n if kind != "weak" else images
             dist.barrier()
             if rank < n:
-                found[kind, n].append(_step(models[n], own, groups[n], kind == "silent"))
+                seconds[kind, n].append(
+                    _step(models[n], rank_images, groups[n], kind == "silent")
+                )
     dist.barrier()
     models.clear()  # before their groups: DDP can hang if it drops the last reference
     dist.destroy_process_group()
-    return found
+    return seconds
 
 
 def _step(model: DDP, images: int, group: dist.ProcessGroup, silent: bool) -> float:
@@ -89,8 +91,8 @@ def _step(model: DDP, images: int, group: dist.ProcessGroup, silent: bool) -> fl
 
 def speed_ups(steps: dict[Point, list[float]], kind: str) -> dict[int, float]:
     """images/s of 1, 2 and 4 processes ÷ those of one, by the shortest steps of this kind."""
-    one = min(steps[kind, 1])
-    return {n: (n if kind == "weak" else 1) * one / min(steps[kind, n]) for n in RANKS}
+    shortest = min(steps[kind, 1])
+    return {n: (n if kind == "weak" else 1) * shortest / min(steps[kind, n]) for n in RANKS}
 
 
 def print_steps(steps: dict[Point, list[float]]) -> None:
@@ -155,15 +157,15 @@ def causes(networks: dict[str, str]) -> dict[str, tuple[int, str]]:
 
     A100s, 8 a node, with 64 images a GPU (the small CNN: 32), on 1 to 1,024 GPUs.
     """
-    found = {}
+    bends = {}
     for model, network in networks.items():
         cluster = {**CLUSTER, "between_nodes": network, "gpus": COUNTS}
         for row in predict(model, **cluster, per_gpu=32 if model == "cnn" else 64).rows:
             (estimate,) = row.estimates
             if estimate.efficiency < WORTH:
-                found[model] = (row.gpus, max(estimate.losses, key=estimate.losses.get))
+                bends[model] = (row.gpus, max(estimate.losses, key=estimate.losses.get))
                 break
-    return found
+    return bends
 
 
 def efficiency_on(gpu: str, gpus: int = 64) -> float:
@@ -298,7 +300,7 @@ def published_rows(
     The GPU's speed is calibrated on published times of one GPU, which are not among the rows.
     Without `calibrate` it is the simulated speed, as without `--step-ms`.
     """
-    found = {}
+    efficiencies = {}
     for row in rows:
         factors = [factor(name) if calibrate else 1.0 for name in row.calibrated]
         (prediction,) = predict(
@@ -314,8 +316,8 @@ def published_rows(
         ).rows
         (estimate,) = prediction.estimates
         cause = max(estimate.losses, key=estimate.losses.get)
-        found[row.name] = (row.efficiency, estimate.efficiency, cause)
-    return found
+        efficiencies[row.name] = (row.efficiency, estimate.efficiency, cause)
+    return efficiencies
 
 
 def published_table() -> dict:

@@ -25,8 +25,8 @@ if __name__ == "__main__":
     axes.plot(GPUS, [100] * len(GPUS), color=plots.INK, linewidth=1, label="linear")
     heights: list[float] = []
     for index, (name, (model, network, batch)) in enumerate(CASES.items()):
-        found = predict(model, **CLUSTER, between_nodes=network, gpus=GPUS, **batch)
-        estimates = [row.estimates[0] for row in found.rows]
+        prediction = predict(model, **CLUSTER, between_nodes=network, gpus=GPUS, **batch)
+        estimates = [row.estimates[0] for row in prediction.rows]
         efficiencies = [100 * estimate.efficiency for estimate in estimates]
         look = plots.curve_look(index)
         axes.plot(GPUS, efficiencies, markersize=4, label=name, **look)

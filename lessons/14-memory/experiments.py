@@ -146,7 +146,9 @@ class _Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        gradients = sum(one.grad.nbytes for one in self.weights if one.grad is not None)
+        gradients = sum(
+            weight.grad.nbytes for weight in self.weights if weight.grad is not None
+        )
         held = torch.cuda.memory_allocated() - gradients - sum(self.always.values())
         point = self.always | {"gradients": gradients, "activations and other": held}
         self.points.append(point | {"seconds": multigpu.elapsed() - self.began})
@@ -235,14 +237,14 @@ def published() -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def print_published(found: dict[str, Any]) -> None:
-    for row in found["adan"]:
+def print_published(published: dict[str, Any]) -> None:
+    for row in published["adan"]:
         print(
             f"GPT-2, {row['heads']:>2} heads × {row['hidden']:>4}: a layer adds"
             f" {row['published_mb']:,.0f} MB; our formula {row['formula_mb']:,.0f}, "
             f"with what theirs keeps {row['their_model_mb']:,.0f}"
         )
-    for row in found["h100"]:
+    for row in published["h100"]:
         print(
             f"H100, {row['case']}: measured {row['measured']:,.0f} MiB, formula "
             f"{row['formula']:,.0f}"

@@ -49,10 +49,10 @@ def train(
     world = launch.find_world()
     if world.size > 1:
         dist.init_process_group("gloo")
-    found = [_trained(share, steps, shape, world) for share in shares]
+    weights = [_trained(share, steps, shape, world) for share in shares]
     if world.size > 1:
         dist.destroy_process_group()
-    return found
+    return weights
 
 
 def _trained(
@@ -84,7 +84,7 @@ def _mesh(kind: str, shape: tuple[int, ...]) -> Any:
 
 
 @dataclass
-class Found:
+class StepResult:
     """What a step of one rank takes.
 
     weights, gradients, optimizer   bytes for each weight of the model, when backward has ended
@@ -115,7 +115,7 @@ def step(
     link: str = "NVLink3",
     per_node: int | None = None,
     between: str | None = None,
-) -> Found:
+) -> StepResult:
     """The second step of a GPT of `layers` blocks of 2,048 hidden units, 1,024 tokens long.
 
     It has the digits' vocabulary, so that nearly all weights are in its blocks. With `half` it
@@ -153,7 +153,7 @@ def step(
             optimizer.step()
             optimizer.zero_grad()
         without = torch.cuda.memory_allocated()
-        found = Found(
+        result = StepResult(
             weights / count,
             (with_gradients - without) / count,
             (without - weights - WORKSPACES) / count,
@@ -162,21 +162,21 @@ def step(
             multigpu.timeline(since=began),
         )
         del model, optimizer, loss
-    return found
+    return result
 
 
 def count_sent(shares: dict[str, Share], numbers: list[int]) -> dict[str, list[float]]:
     """What a rank sends in a step, in Ψ, for each number of ranks; prints it."""
-    found = {}
+    sent_by_share = {}
     for name, share in shares.items():
-        found[name] = []
+        sent_by_share[name] = []
         for ranks in numbers:
             nodes = {"per_node": 8, "between": "NDR400"} if ranks > 8 else {}
-            found[name].append(step(share, ranks, **nodes).sent)
-        of_ranks = zip(found[name], numbers, strict=True)
+            sent_by_share[name].append(step(share, ranks, **nodes).sent)
+        of_ranks = zip(sent_by_share[name], numbers, strict=True)
         counts = ", ".join(f"{sent:.2f} Ψ on {ranks}" for sent, ranks in of_ranks)
         print(f"{name}: {counts} GPUs")
-    return found
+    return sent_by_share
 
 
 def table(stage: int, ranks: int) -> float:
@@ -191,25 +191,25 @@ def draw_memory(stages: list[Share]) -> "Figure":
     for ranks in (1, 2, 4, 8):
         for number, share in enumerate(stages, 1):
             if ranks > 1 or number == 1:
-                found = step(share, ranks)
+                result = step(share, ranks)
                 name = f"{ranks} GPUs, ZeRO-{number}" if ranks > 1 else "1 GPU"
                 parts = ("weights", "gradients", "optimizer")
-                bars[name] = {part: getattr(found, part) for part in parts}
+                bars[name] = {part: getattr(result, part) for part in parts}
                 expected = table(number, ranks) if ranks > 1 else 16
                 ends.append(f"table: {expected:g}")
     title = "Bytes a weight on each GPU: counted, and by ZeRO's table"
     return plots.stacked_bars(bars, "bytes a weight", title, totals=True, digits=1, ends=ends)
 
 
-def draw_steps(steps: dict[str, Found]) -> "Figure":
+def draw_steps(steps: dict[str, StepResult]) -> "Figure":
     """A panel for each step: what the rank computes, and what it sends and receives."""
     figure = plots.figure(8, 0.6 + 1.5 * len(steps))
-    longest = max(found.seconds for found in steps.values())
-    for place, (name, found) in enumerate(steps.items(), 1):
+    longest = max(step.seconds for step in steps.values())
+    for place, (name, step) in enumerate(steps.items(), 1):
         axes = figure.add_subplot(len(steps), 1, place)
-        timeline = found.timeline
+        timeline = step.timeline
         timeline.lanes = timeline.lanes[:1]
-        timeline.plot(axes, f"{name}: {1e3 * found.seconds:.0f} ms", _carried, longest)
+        timeline.plot(axes, f"{name}: {1e3 * step.seconds:.0f} ms", _carried, longest)
     plots.share_legend(figure)
     return figure
 

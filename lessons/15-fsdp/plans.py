@@ -43,10 +43,10 @@ def of_numbers(blocks, group, ahead, keep, late=0):
 
 def cells(lesson="15"):
     """The names of the exercise's setup, its given cells and its solution of question 4."""
-    found = solution.find(lesson)
-    [answer] = (each for each in found.questions if each.name == "plan")
+    exercise = solution.find(lesson)
+    [answer] = (question for question in exercise.questions if question.name == "plan")
     names = {}
-    for text in [*found.sources("setup"), *found.sources("given"), answer.answer]:
+    for text in [*exercise.sources("setup"), *exercise.sources("given"), answer.answer]:
         # Without the process for answers, which is not needed here.
         exec(re.sub(r"^exercise = .*", "", text, flags=re.MULTILINE), names)
     return names
@@ -69,11 +69,11 @@ def by_numbers(names, cluster):
         for keep in range(cluster["blocks"] + 1)
         for late in (0, 1)
     ]
-    found = [
+    plans = [
         (seconds(names, of_numbers(cluster["blocks"], *numbers), cluster), *numbers)
         for numbers in every
     ]
-    return sorted(each for each in found if each[0] < float("inf"))
+    return sorted(plan for plan in plans if plan[0] < float("inf"))
 
 
 def search(names, plan, cluster, changes):
@@ -96,26 +96,26 @@ def search(names, plan, cluster, changes):
 def main(changes):
     names = cells()
     cluster = names["CLUSTER"]
-    found = by_numbers(names, cluster)
+    plans = by_numbers(names, cluster)
     rows = {
         "naive": seconds(names, names["naive"](cluster), cluster),
         "groups of 16, nothing gathered ahead": min(
-            time for time, group, ahead, *_ in found if group == 16 and not ahead
+            time for time, group, ahead, *_ in plans if group == 16 and not ahead
         ),
         "groups of 16, gathered ahead": min(
-            time for time, group, ahead, *_ in found if group == 16 and ahead
+            time for time, group, ahead, *_ in plans if group == 16 and ahead
         ),
         "groups of 8, nothing gathered ahead": min(
-            time for time, group, ahead, *_ in found if group == 8 and not ahead
+            time for time, group, ahead, *_ in plans if group == 8 and not ahead
         ),
         "groups of 8, gathered ahead, no block kept": min(
-            time for time, group, ahead, keep, _ in found if group == 8 and ahead and not keep
+            time for time, group, ahead, keep, _ in plans if group == 8 and ahead and not keep
         ),
-        f"the fastest of {len(found)} by numbers": found[0][0],
+        f"the fastest of {len(plans)} by numbers": plans[0][0],
         "the solution": seconds(names, names["plan"](cluster), cluster),
     }
     if changes:
-        best = of_numbers(cluster["blocks"], *found[0][1:])
+        best = of_numbers(cluster["blocks"], *plans[0][1:])
         rows[f"after {changes:,} random changes"] = search(names, best, cluster, changes)
     for name, time in rows.items():
         print(f"{name:<45}{time:7.3f} s")

@@ -52,37 +52,39 @@ def gradients(share: Share | None = None) -> dict[str, torch.Tensor]:
     logits = model(tokens[:, :-1]).flatten(0, 1)
     with script.tp.loss_parallel():
         F.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
-    found = {name: weight.grad for name, weight in model.named_parameters()}
+    by_name = {name: weight.grad for name, weight in model.named_parameters()}
     return {
-        name: one.full_tensor() if isinstance(one, DTensor) else one
-        for name, one in found.items()
+        name: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        for name, gradient in by_name.items()
     }
 
 
 def of_two_ranks(ways: dict[str, Share]) -> dict[str, list[dict[str, torch.Tensor]]]:
     """For each way the `gradients` of both ranks."""
     of_ranks = launch.call(_of_a_rank, 2, ways)
-    return {way: [found[way] for found in of_ranks] for way in ways}
+    return {way: [rank_gradients[way] for rank_gradients in of_ranks] for way in ways}
 
 
 def _of_a_rank(ways: dict[str, Share]) -> dict[str, dict[str, torch.Tensor]]:
     dist.init_process_group("gloo")
-    found = {way: gradients(share) for way, share in ways.items()}
+    by_way = {way: gradients(share) for way, share in ways.items()}
     dist.destroy_process_group()
-    return found
+    return by_way
 
 
-def apart(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
+def apart(
+    gradients: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
+) -> dict[str, float]:
     """For each weight the largest difference, divided by the largest element of `other`."""
     return {
-        name: ((found[name] - one).abs().max() / one.abs().max()).item()
-        for name, one in other.items()
+        name: ((gradients[name] - expected).abs().max() / expected.abs().max()).item()
+        for name, expected in other.items()
     }
 
 
 def worst(of_ranks: list[dict[str, torch.Tensor]], other: dict[str, torch.Tensor]) -> float:
     """The largest of `apart`, of all weights and ranks."""
-    return max(max(apart(found, other).values()) for found in of_ranks)
+    return max(max(apart(gradients, other).values()) for gradients in of_ranks)
 
 
 def losses(ways: dict[str, Share], epochs: int = 2) -> dict[str, list[float]]:
@@ -94,20 +96,20 @@ def _losses(ways: dict[str, Share], epochs: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     train = script.read_tokens()
-    found = {}
+    losses = {}
     for way, share in ways.items():
         torch.manual_seed(0)
         model = script.GPT(2, 48, 4)
         share(model, init_device_mesh("cpu", (dist.get_world_size(),)))
         optimizer = torch.optim.AdamW(model.parameters(), 0.006, foreach=False)
-        found[way] = []
+        losses[way] = []
         for epoch in range(epochs):
             order = torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))
             steps = order[: len(order) // 32 * 32].split(32)
             total = sum(script.train_step(model, optimizer, train[rows]) for rows in steps)
-            found[way].append(round(total.item() / len(steps), 3))
+            losses[way].append(round(total.item() / len(steps), 3))
     dist.destroy_process_group()
-    return found
+    return losses
 
 
 def without_the_reduction(path: str | Path) -> Path:
@@ -159,9 +161,9 @@ def _steps(ways: dict[str, Share], link: str, half: bool) -> dict[str, Step]:
         dist.init_process_group("nccl")
         gpu = gpus[dist.get_rank()]
         torch.cuda.set_device(gpu)
-        found = {way: _step(share, gpu, half) for way, share in ways.items()}
+        steps = {way: _step(share, gpu, half) for way, share in ways.items()}
         dist.destroy_process_group()
-    return found
+    return steps
 
 
 def _step(share: Share | None, gpu: torch.device, half: bool) -> Step:
@@ -191,18 +193,18 @@ def _step(share: Share | None, gpu: torch.device, half: bool) -> Step:
     return Step(seconds, (busy[0] - busy[1]) * seconds, kept, names)
 
 
-def draw_steps(found: dict[str, Step], title: str) -> "Figure":
+def draw_steps(steps: dict[str, Step], title: str) -> "Figure":
     """A bar for each step: milliseconds in which it computes, and in which it only sends."""
     bars = {
         name: {
             "compute": 1e3 * (step.seconds - step.alone),
             "collective": 1e3 * step.alone,
         }
-        for name, step in found.items()
+        for name, step in steps.items()
     }
-    first = next(iter(found.values())).seconds
+    first = next(iter(steps.values())).seconds
     ends = [
-        f"{1e3 * step.seconds:.0f} ms, {first / step.seconds:.2f}×" for step in found.values()
+        f"{1e3 * step.seconds:.0f} ms, {first / step.seconds:.2f}×" for step in steps.values()
     ]
     return plots.stacked_bars(bars, "simulated ms of a step", title, totals=True, ends=ends)
 

@@ -102,11 +102,11 @@ def groups_of_torch(shape: tuple[int, ...], rank: int) -> dict[str, list[int]]:
     ranks = math.prod(shape)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=script.DIMENSIONS)
-    found = {
+    groups = {
         name: dist.get_process_group_ranks(mesh.get_group(name)) for name in script.DIMENSIONS
     }
     dist.destroy_process_group()
-    return found
+    return groups
 
 
 def train(
@@ -164,8 +164,8 @@ def make_steps(
         rows = data[16 * step : 16 * step + 16][copy * shape[2] + shard :: shape[1] * shape[2]]
         program.train_step(schedule, stage, optimizer, rows)
     return {
-        name: (one.full_tensor() if isinstance(one, DTensor) else one).detach()
-        for name, one in stage.named_parameters()
+        name: (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+        for name, weight in stage.named_parameters()
     }
 
 
@@ -175,16 +175,16 @@ def trained(
     """`train` on as many processes as the mesh has ranks: the weights of all stages."""
     if "save" in options:
         shutil.rmtree(options["save"], ignore_errors=True)
-    found = {}
+    all_weights = {}
     for weights in launch.call(train, math.prod(shape), shape, program, **options):
-        found |= weights
-    return found
+        all_weights |= weights
+    return all_weights
 
 
-def apart(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def apart(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """The largest difference of a weight."""
-    assert found.keys() == other.keys()
-    return max((found[name] - other[name]).abs().max().item() for name in found)
+    assert weights.keys() == other.keys()
+    return max((weights[name] - other[name]).abs().max().item() for name in weights)
 
 
 # ---- simulated: a large GPT -----------------------------------------------------------------
@@ -239,21 +239,21 @@ def predict(
 
 def predict_all() -> None:
     """Write layouts.json; prints each row."""
-    found = {"layouts": [], "orders": {}, "published": {}}
+    predictions = {"layouts": [], "orders": {}, "published": {}}
 
     def row(*words: object) -> dict:
-        one = predict(*words)
-        print(one, flush=True)
-        return one
+        prediction = predict(*words)
+        print(prediction, flush=True)
+        return prediction
 
     for (gpus, batch), layouts in LAYOUTS.items():
         for mesh, micro_batch in layouts.items():
-            found["layouts"].append(row(gpus, mesh, batch, micro_batch))
+            predictions["layouts"].append(row(gpus, mesh, batch, micro_batch))
     for order in ORDERS:
-        found["orders"][order] = row(64, (1, 1, 8, 8), 128, 8, LENGTH, "--tensor", order)
+        predictions["orders"][order] = row(64, (1, 1, 8, 8), 128, 8, LENGTH, "--tensor", order)
     for name, words in PUBLISHED.items():
-        found["published"][name] = row(*words)
-    write_json(FILE, found)
+        predictions["published"][name] = row(*words)
+    write_json(FILE, predictions)
 
 
 def stored() -> dict:
@@ -365,11 +365,11 @@ def _partners(sizes: dict[str, int], rank: int) -> dict[int, str]:
     """For each rank that `rank` shares a group with, the name of the dimension."""
     ranks = torch.arange(math.prod(sizes.values())).view(*sizes.values())
     place = [int(index) for index in (ranks == rank).nonzero()[0]]
-    found = {rank: "itself"}
+    partners = {rank: "itself"}
     for dimension, name in enumerate(sizes):
         line = [slice(None) if i == dimension else place[i] for i in range(len(place))]
-        found |= {other: name for other in ranks[tuple(line)].tolist() if other != rank}
-    return found
+        partners |= {other: name for other in ranks[tuple(line)].tolist() if other != rank}
+    return partners
 
 
 COLORS = {

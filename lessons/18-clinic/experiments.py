@@ -55,10 +55,10 @@ def stacks(patient: str, ranks: int = 2, seconds: float = 60) -> None:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **quiet) as run:
         try:
-            found = _when_they_wait(run, ranks, seconds)
+            texts = _when_they_wait(run, ranks, seconds)
         finally:
             run.terminate()  # torchrun ends its ranks
-    for rank, text in enumerate(found):
+    for rank, text in enumerate(texts):
         print(f"$ py-spy dump --pid PROCESS_OF_RANK_{rank}")
         print(_main_thread(text))
 
@@ -100,8 +100,8 @@ def _dump(process: int) -> str:
 
 def _main_thread(text: str) -> str:
     """The stack of the main thread alone, without the wrappers of decorators."""
-    _, found, stack = text.partition('"MainThread"\n')
-    lines = stack.partition("\nThread")[0].splitlines() if found else [text]
+    _, separator, stack = text.partition('"MainThread"\n')
+    lines = stack.partition("\nThread")[0].splitlines() if separator else [text]
     return "\n".join(line for line in lines if line and "wrapper (torch" not in line)
 
 
@@ -148,7 +148,7 @@ def timelines(patient: str, images: int = 64) -> tuple[multigpu.Timeline, multig
 
 
 def _on_virtual_gpus(patient: str, images: int) -> list[multigpu.Timeline]:
-    found = []
+    timelines = []
     with multigpu.gpus(2, gpu="V100-16GB", link="NVLink2") as gpus:
         dist.init_process_group("nccl")
         gpu = gpus[dist.get_rank()]
@@ -157,16 +157,16 @@ def _on_virtual_gpus(patient: str, images: int) -> list[multigpu.Timeline]:
             dist.barrier(device_ids=[gpu.index])
             began = multigpu.elapsed()
             _run(patient, cured, gpu, images)
-            found.append(multigpu.timeline(since=began))
+            timelines.append(multigpu.timeline(since=began))
         dist.destroy_process_group()
-    return found
+    return timelines
 
 
 def draw(timelines: dict[str, multigpu.Timeline]) -> "Figure":
     """Timelines below each other, with the same seconds."""
     figure = plots.figure(8, 2.5 * len(timelines))
-    until = max(one.end - one.start for one in timelines.values())
-    for place, (name, one) in enumerate(timelines.items(), 1):
+    until = max(timeline.end - timeline.start for timeline in timelines.values())
+    for place, (name, timeline) in enumerate(timelines.items(), 1):
         axes = figure.add_subplot(len(timelines), 1, place)
-        one.plot(axes, name, until=until)
+        timeline.plot(axes, name, until=until)
     return figure

@@ -125,7 +125,7 @@ def _trained(
 
 
 @dataclass
-class Found:
+class StepResult:
     """A step's peak in GiB, simulated seconds, and timeline."""
 
     peak: float
@@ -143,33 +143,33 @@ def steps(
     program: Any = UNCHANGED,
     layers: int = 2,
     link: str = "NVLink3",
-) -> list[Found]:
+) -> list[StepResult]:
     """For each (way, tokens): the second step of a GPT of 4,096 hidden units in bfloat16.
 
     Several ranks run it with launch.call, a process for each A100. It has room for 64 TiB, so
     that what does not fit is counted, too.
     """
-    found = []
+    results = []
     for way, tokens in cases:
         size = launch.find_world().size
         options = {"gpu": "A100-80GB", "link": link, "memory": "65536GiB"}
         with multigpu.gpus(size, shapes_only=True, **options) as gpus, group("nccl") as world:
             torch.cuda.set_device(gpus[world.rank])
-            found.append(_step(way, complete(way, program), tokens, layers, world))
-    return found
+            results.append(_step(way, complete(way, program), tokens, layers, world))
+    return results
 
 
-def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World) -> Found:
-    attend, around, own = alone, nullcontext, tokens
+def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World) -> StepResult:
+    attend, around, rank_tokens = alone, nullcontext, tokens
     if way == "scores":
         attend = with_scores
     elif way in ORDERS:
         attend = partial(program.RingAttention.apply, getattr(program, way)(world.size))
-        own = tokens // world.size
+        rank_tokens = tokens // world.size
     with torch.device("cuda"):
         model = script.GPT(layers, *SIZE.values(), attend, tokens).bfloat16()
         data = torch.zeros(1, tokens + 1, dtype=torch.long)
-        places = torch.zeros(own, dtype=torch.long)  # shapes alone matter
+        places = torch.zeros(rank_tokens, dtype=torch.long)  # shapes alone matter
     if way == "torch":  # in its context, `places` are this rank's, and attention shares
         mesh = init_device_mesh("cuda", (world.size,))
         around = partial(context_parallel, mesh, buffers=[places], buffer_seq_dims=[0])
@@ -179,26 +179,26 @@ def _step(way: str, program: Any, tokens: int, layers: int, world: launch.World)
         with around():
             script.train_step(model, optimizer, data, places)
     peak = torch.cuda.max_memory_allocated() / 2**30
-    return Found(peak, multigpu.elapsed() - began, multigpu.timeline(since=began))
+    return StepResult(peak, multigpu.elapsed() - began, multigpu.timeline(since=began))
 
 
 def memory(lengths: list[int], ranks: int = 4) -> dict[str, list[float]]:
     """GiB at the peak of a step for each length: on one GPU, and on each of the ring's."""
     alone = [(way, tokens) for way in ("scores", "serial") for tokens in lengths]
-    found = steps(alone, layers=5)
+    results = steps(alone, layers=5)
     ring = [("zigzag", tokens) for tokens in lengths]
     in_ring = launch.call(steps, ranks, ring, layers=5)[0]
-    scores, flash = found[: len(lengths)], found[len(lengths) :]
+    scores, flash = results[: len(lengths)], results[len(lengths) :]
     curves = {"1 GPU, all scores in memory": scores, "1 GPU, flash attention": flash}
     curves[f"ring of {ranks}, by hand"] = in_ring
-    return {name: [each.peak for each in curve] for name, curve in curves.items()}
+    return {name: [result.peak for result in curve] for name, curve in curves.items()}
 
 
 def draw_memory(lengths: list[int], peaks: dict[str, list[float]]) -> "Figure":
     """Curves over the sequence's length; the dotted line is an A100's memory."""
     title = "Peak of a step on each GPU (counted; dotted: 80 GiB)"
     figure = plots.lines(lengths, peaks, "tokens of a sequence", "GiB", title, level=80)
-    lowest = min(min(each) for each in peaks.values())
+    lowest = min(min(curve) for curve in peaks.values())
     figure.axes[0].set(yscale="log", ylim=(0.7 * lowest, 20000))
     return figure
 
@@ -214,26 +214,26 @@ def off_with_torch() -> float:
         parts = [q.clone(), k.clone(), v.clone(), gradient, *expected]
         mesh = init_device_mesh("cuda", (size,))
         with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * len(parts)):
-            found = _attended(*parts[:4])
-            pairs = zip(found, parts[4:], strict=True)
-            return max((one - other).abs().max().item() for one, other in pairs)
+            outputs = _attended(*parts[:4])
+            pairs = zip(outputs, parts[4:], strict=True)
+            return max((output - other).abs().max().item() for output, other in pairs)
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor):
     """Attention's output, and the gradients of q, k and v."""
-    inputs = [each.clone().requires_grad_() for each in (q, k, v)]
+    inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     out = alone(*inputs)
     out.backward(gradient)
-    return [out.detach(), *(each.grad for each in inputs)]
+    return [out.detach(), *(tensor.grad for tensor in inputs)]
 
 
-def draw_orders(found: dict[str, list[Found]]) -> "Figure":
+def draw_orders(steps_by_order: dict[str, list[StepResult]]) -> "Figure":
     """A panel for each order: each rank's lane in one step."""
-    figure = plots.figure(8, 0.4 + 2.2 * len(found))
-    longest = max(of_ranks[0].seconds for of_ranks in found.values())
-    for place, (name, of_ranks) in enumerate(found.items(), 1):
-        axes = figure.add_subplot(len(found), 1, place)
-        timeline = multigpu.Timeline.of_ranks([each.timeline for each in of_ranks])
+    figure = plots.figure(8, 0.4 + 2.2 * len(steps_by_order))
+    longest = max(of_ranks[0].seconds for of_ranks in steps_by_order.values())
+    for place, (name, of_ranks) in enumerate(steps_by_order.items(), 1):
+        axes = figure.add_subplot(len(steps_by_order), 1, place)
+        timeline = multigpu.Timeline.of_ranks([rank_step.timeline for rank_step in of_ranks])
         timeline.plot(axes, f"{name}: {1e3 * of_ranks[0].seconds:.0f} ms", until=longest)
     plots.share_legend(figure)
     return figure
@@ -279,13 +279,13 @@ def load(
 def draw_load(loads: dict[str, Load]) -> "Figure":
     """Bars: the share of the tokens that each expert got; dotted: an equal share."""
     figure = plots.figure(8, 2.6)
-    for place, (name, found) in enumerate(loads.items(), 1):
+    for place, (name, load) in enumerate(loads.items(), 1):
         axes = figure.add_subplot(1, len(loads), place)
         axes.bar(
-            range(1, EXPERTS + 1), [100 * share for share in found.shares], color=plots.BLUE
+            range(1, EXPERTS + 1), [100 * share for share in load.shares], color=plots.BLUE
         )
         axes.axhline(100 / EXPERTS, color=plots.INK, linestyle=":")
-        title = f"{name}: {found.dropped:.0%} dropped"
+        title = f"{name}: {load.dropped:.0%} dropped"
         axes.set(title=title, xlabel="experts, the busiest first", ylabel="% of tokens")
         axes.set_ylim(0, 100)
     return figure

@@ -43,14 +43,14 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, inner: int):
+    def __init__(self, hidden: int, heads: int, intermediate: int):
         super().__init__()
         self.attention_norm = nn.RMSNorm(hidden)
         self.attention = Attention(hidden, heads)
         self.norm = nn.RMSNorm(hidden)
-        self.gate = nn.Linear(hidden, inner, bias=False)
-        self.up = nn.Linear(hidden, inner, bias=False)
-        self.down = nn.Linear(inner, hidden, bias=False)
+        self.gate = nn.Linear(hidden, intermediate, bias=False)
+        self.up = nn.Linear(hidden, intermediate, bias=False)
+        self.down = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), angles)
@@ -59,11 +59,11 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, layers: int, hidden: int, heads: int, inner: int, words: int):
+    def __init__(self, layers: int, hidden: int, heads: int, intermediate: int, words: int):
         super().__init__()
         self.width = hidden // heads
         self.words = nn.Embedding(words, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, inner) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, intermediate) for _ in range(layers))
         self.norm = nn.RMSNorm(hidden)
         self.logits = nn.Linear(hidden, words, bias=False)
 

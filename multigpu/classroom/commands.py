@@ -1,20 +1,11 @@
 """Run programs for the classroom cluster: the cluster's own Slurm commands, and others."""
 
 import os
-import shutil
 import subprocess
 
 from multigpu.classroom.conf import conf_path
 from multigpu.classroom.processes import daemons
-
-# Debian puts daemons in these directories, which an ordinary user's PATH often lacks.
-DAEMON_FOLDERS = ":/usr/local/sbin:/usr/sbin:/sbin"
-
-
-def which(program: str) -> str | None:
-    """The program's path; None if it is not installed."""
-    path = os.environ.get("PATH", "/usr/bin:/bin")
-    return shutil.which(program, path=path + DAEMON_FOLDERS)
+from multigpu.launch.commands import find_program
 
 
 def run(
@@ -43,7 +34,7 @@ def cluster_environment() -> dict[str, str]:
 
 def slurm_version() -> tuple[int, int]:
     """Slurm's version: `slurm-wlm 22.05.8` is (22, 5)."""
-    major, minor = run([which("slurmd"), "-V"]).stdout.split()[-1].split(".")[:2]
+    major, minor = run([find_program("slurmd"), "-V"]).stdout.split()[-1].split(".")[:2]
     return int(major), int(minor)
 
 

@@ -14,11 +14,11 @@ from multigpu.classroom.commands import (
     last_lines,
     slurm,
     slurm_version,
-    which,
 )
 from multigpu.classroom.conf import conf_path, is_linked, node_names, state_dir
 from multigpu.classroom.processes import daemons, job_processes
 from multigpu.errors import UserError
+from multigpu.launch.commands import find_program
 
 # sinfo's states of a node whose slurmd answers
 RUNNING = ("idle", "mixed", "allocated", "planned", "completing")
@@ -85,7 +85,7 @@ def _launch(command: list[str], name: str, ready: Callable[[], bool]) -> None:
     log = state_dir() / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as output:
         daemon = subprocess.Popen(
-            [which(command[0]), *command[1:]],
+            [find_program(command[0]), *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

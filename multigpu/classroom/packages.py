@@ -2,8 +2,9 @@
 
 import os
 
-from multigpu.classroom.commands import last_lines, run, which
+from multigpu.classroom.commands import last_lines, run
 from multigpu.errors import UserError
+from multigpu.launch.commands import find_program
 from multigpu.launch.terminal import announce
 
 # Debian's package → a program in it
@@ -14,7 +15,7 @@ SANDBOX_PACKAGES = {"bubblewrap": "bwrap"}
 
 def missing_packages(packages: dict[str, str]) -> list[str]:
     """The packages that are not installed."""
-    return [package for package, program in packages.items() if not which(program)]
+    return [package for package, program in packages.items() if not find_program(program)]
 
 
 def install(with_mpi: bool = False, with_bubblewrap: bool = False) -> str:
@@ -31,7 +32,7 @@ def install(with_mpi: bool = False, with_bubblewrap: bool = False) -> str:
     missing = missing_packages(wanted)
     if not missing:
         return f"Already installed: {', '.join(wanted)}."
-    if not which("apt-get"):
+    if not find_program("apt-get"):
         raise UserError(
             f"This is not Debian or Ubuntu: install {' and '.join(missing)} with this "
             f"system's own package manager."

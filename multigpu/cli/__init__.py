@@ -326,9 +326,9 @@ def _in_a_sentence(error: Any) -> str:
     """What is wrong with an option, and what to give."""
     flag = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
     if flag.startswith("--") and (kind := re.search("integer|number|float", error.message)):
-        given = re.search(f"{flag}[=\0]([^\0]*)", "\0".join(sys.argv))[1]
-        what = "a whole number" if kind[0] == "integer" else "a number"
-        return f"{flag} is {given!r}: give {what}, such as 2."
+        value = re.search(f"{flag}[=\0]([^\0]*)", "\0".join(sys.argv))[1]
+        expected = "a whole number" if kind[0] == "integer" else "a number"
+        return f"{flag} is {value!r}: give {expected}, such as 2."
     text = error.format_message().rstrip(".")
     hint = f": see `{error.ctx.command_path} --help`" if error.ctx else ""
     return f"{text[0].lower()}{text[1:]}{hint}."

@@ -75,13 +75,13 @@ def release(
     """Write the students' notebooks, which have neither solutions nor hidden checks."""
     from multigpu.grading import release, solution
 
-    found = [solution.find(lesson, solutions) for lesson in lessons]
-    for each in found:
+    originals = [solution.find(lesson, solutions) for lesson in lessons]
+    for original in originals:
         try:
-            path = release.release(each, output)
+            path = release.release(original, output)
         except OSError as error:
             raise UserError(f"cannot write to {output}: {error.strerror}.") from None
-        print(f"{each.lesson}: {path}")
+        print(f"{original.lesson}: {path}")
 
 
 def grade(
@@ -176,16 +176,16 @@ def _sandbox() -> str:
     """The path of bubblewrap. Raises UserError if it does not work here."""
     from multigpu.launch import sandbox
 
-    found = sandbox.probe()
-    if found.works and found.program:
-        return found.program
+    probe = sandbox.probe()
+    if probe.works and probe.program:
+        return probe.program
     fix = (
         "lessons/INSTRUCTORS.md says what to do"
-        if found.program
+        if probe.program
         else "sudo apt-get install bubblewrap"
     )
     raise UserError(
-        f"no sandbox, because {found.problem}: {fix}; --unsafe-no-sandbox runs students' code "
+        f"no sandbox, because {probe.problem}: {fix}; --unsafe-no-sandbox runs students' code "
         f"with all rights of your user."
     )
 

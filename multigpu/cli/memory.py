@@ -37,12 +37,12 @@ def memory(
     """
     if gpus < 1:
         raise UserError(f"--gpus is {gpus}: give a number from 1 up.")
-    own = {"--layers": layers, "--hidden": hidden, "--heads": heads}
-    given = [flag for flag, number in own.items() if number is not None]
-    if model is not None and given:
-        raise UserError(f"--model and {given[0]} exclude each other: give one of them.")
-    if model is None and len(given) < len(own):
-        missing = [flag for flag in own if flag not in given]
+    sizes = {"--layers": layers, "--hidden": hidden, "--heads": heads}
+    flags = [flag for flag, number in sizes.items() if number is not None]
+    if model is not None and flags:
+        raise UserError(f"--model and {flags[0]} exclude each other: give one of them.")
+    if model is None and len(flags) < len(sizes):
+        missing = [flag for flag in sizes if flag not in flags]
         raise UserError(
             f"{', '.join(missing)} missing: give --model, such as --model gpt-1.3b, or all of "
             f"--layers, --hidden and --heads."

@@ -37,7 +37,7 @@ class Checkpoints:
         are checkpoints and none is good.
         """
         world = find_world()
-        found: list[dict | None] = [None]
+        contents: list[dict | None] = [None]
         with fail_together(world):
             if world.rank == 0:
                 self.folder.open()
@@ -47,16 +47,16 @@ class Checkpoints:
                 newest = self.folder.newest()
                 self.writer = Writer(self.folder)
                 if newest is not None:
-                    path, found[0] = newest
+                    path, contents[0] = newest
                     other = "give another --out for a new run"
-                    checkpoint_file.compare(path, found[0], parts, self.settings, other)
+                    checkpoint_file.compare(path, contents[0], parts, self.settings, other)
                     print(f"resumed from {path}", flush=True)
-        dist.broadcast_object_list(found, src=0)
-        if found[0] is None:
+        dist.broadcast_object_list(contents, src=0)
+        if contents[0] is None:
             return None
         for name, part in parts.items():
-            part.load_state_dict(found[0]["parts"][name])
-        return found[0]["position"]
+            part.load_state_dict(contents[0]["parts"][name])
+        return contents[0]["position"]
 
     def save(self, step: int, parts: dict[str, Any], position: dict) -> None:
         """Copy the parts' states now; a thread of rank 0 writes the copy as step's checkpoint.

@@ -93,20 +93,21 @@ class CheckpointFolder:
         tried. Raises UserError if all are damaged, or if one cannot be read for another reason
         than a bad disk.
         """
-        found = sorted(self._checkpoints(), reverse=True)
-        for index, (_, path) in enumerate(found):
+        checkpoints = sorted(self._checkpoints(), reverse=True)
+        for index, (_, path) in enumerate(checkpoints):
             content = self._content(path)
             if content is not None:
                 return path, content
             path.replace(path.with_name(f"{path.name}.damaged"))
             rest = "there is none before it"
-            if index + 1 < len(found):
-                rest = f"the one before it, {found[index + 1][1].name}, is tried"
+            if index + 1 < len(checkpoints):
+                rest = f"the one before it, {checkpoints[index + 1][1].name}, is tried"
             # Two lines: a notebook breaks a longer one within words.
             warn(f"{path} is damaged or cut short:\n    {rest}.")
-        if found:
+        if checkpoints:
+            count = pluralize(len(checkpoints), "checkpoint")
             raise UserError(
-                f"{pluralize(len(found), 'checkpoint')} in {self.path}, and none is good: "
+                f"{count} in {self.path}, and none is good: "
                 f"give another --out to start a new run, or put back a copy of one."
             )
         return None

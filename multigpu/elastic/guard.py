@@ -52,10 +52,10 @@ class Guard:
         time.sleep(self.grace)
         self._end(f"and the rank could not save within {self.grace:.0f} s")
 
-    def _end(self, what: str) -> None:
+    def _end(self, circumstance: str) -> None:
         rank = os.environ.get("RANK", "0")
         print(
-            f"error: torchrun of rank {rank} has died {what}: start the run again, "
+            f"error: torchrun of rank {rank} has died {circumstance}: start the run again, "
             f"it goes on from its newest checkpoint.",
             file=sys.stderr,
             flush=True,

@@ -81,5 +81,5 @@ def verdict(run: Run, again: Run) -> dict | None:
     which = f"{' and '.join(map(str, sizes))} rank{'' if sizes == [1] else 's'}"
     other = "a run" if same else pluralize(ranks, "rank")
     claim = f"{which}, {pluralize(run.position.starts, 'start')}, equal {other} without a stop"
-    found = proof.verdict(claim, proof.largest(differences), 0.0 if same else 1e-5)
-    return {**found, "curve": again.position.curve}
+    result = proof.verdict(claim, proof.largest(differences), 0.0 if same else 1e-5)
+    return {**result, "curve": again.position.curve}

@@ -1,4 +1,4 @@
-"""Frames of plain data over a socket. A frame may come from an enemy."""
+"""Frames of plain data over a socket. The sender may be hostile."""
 
 import socket
 import struct
@@ -27,9 +27,9 @@ class Channel:
         """Send a value. Returns the bytes of its tensors. Raises NotPlain, Closed."""
         header, body = plain.encode(value)
         kinds = (header, MAX_HEADER, "numbers, texts and lists"), (body, MAX_BODY, "tensors")
-        for data, limit, what in kinds:
+        for data, limit, content in kinds:
             if len(data) > limit:
-                text = f"{len(data):,} bytes of {what} at once: the limit is {limit:,}"
+                text = f"{len(data):,} bytes of {content} at once: the limit is {limit:,}"
                 raise plain.NotPlain(text)
         try:
             with self._sending:

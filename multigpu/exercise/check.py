@@ -113,10 +113,10 @@ class Check:
             for session in sessions:
                 session.close()
             self._keep_output(sessions)
-        found = [error for error in errors if error is not None]
+        failures = [error for error in errors if error is not None]
         # Not that of a rank which waited for the failed one.
-        own = [error for error in found if getattr(error, "kind", "") != "Collective"]
-        for error in own or found:
+        causes = [error for error in failures if getattr(error, "kind", "") != "Collective"]
+        for error in causes or failures:
             raise error
         return Ranks(values, hub.calls, hub.events, hub.factors)
 
@@ -143,30 +143,37 @@ class Check:
 
     # ---- verdicts ---------------------------------------------------------------------------
 
-    def expect(self, condition: bool, what: str, otherwise: str = "") -> bool:
-        """A verdict: `what` is a statement that is right or wrong; `otherwise` says why."""
+    def expect(self, condition: bool, statement: str, otherwise: str = "") -> bool:
+        """A verdict: `statement` is right or wrong; `otherwise` says why it is wrong."""
         right = bool(condition)
         why = f": {otherwise}" if otherwise and not right else ""
         self.right = self.right and right
         # A carriage return in a student's text would make nbval forget what stands before it.
-        verdict = f"{'right' if right else 'wrong'}: {what}{why}"
+        verdict = f"{'right' if right else 'wrong'}: {statement}{why}"
         self.lines.append(_one_line(verdict[:MAX_VERDICT]))
         return right
 
-    def equal(self, got: Any, expected: Any, what: str) -> bool:
+    def equal(self, got: Any, expected: Any, statement: str) -> bool:
         """A verdict: equal plain data; see verdicts.difference."""
         text = difference(got, expected)
-        return self.expect(not text, what, text)
+        return self.expect(not text, statement, text)
 
     def close_to(
-        self, got: Any, expected: Any, what: str, rtol: float = 1e-5, atol: float = 1e-6
+        self, got: Any, expected: Any, statement: str, rtol: float = 1e-5, atol: float = 1e-6
     ) -> bool:
         """A verdict: equal within atol + rtol × |expected| (verdicts.difference)."""
         text = difference(got, expected, rtol, atol)
-        return self.expect(not text, what, text)
+        return self.expect(not text, statement, text)
 
     def guess(
-        self, name: str, result: float, what: str, hint: str, *, within: float, unit: str = ""
+        self,
+        name: str,
+        result: float,
+        statement: str,
+        hint: str,
+        *,
+        within: float,
+        unit: str = "",
     ) -> bool:
         """A verdict about a prediction; it never prints the result.
 
@@ -181,28 +188,30 @@ class Check:
             guess = guess.item()
         if isinstance(guess, bool) or not isinstance(guess, Real):
             a_number = f"a number, in {unit}" if unit else "a number"
-            return self.expect(False, what, f"{name} must be {a_number}; it is {shown(guess)}")
+            return self.expect(
+                False, statement, f"{name} must be {a_number}; it is {shown(guess)}"
+            )
         if unit == "percent" and 0 < guess <= 1:
             hint = f"write {name} in percent: 75, not 0.75"
         right = abs(guess - result) <= within
-        return self.expect(right, what if right else f"{name} is another number", hint)
+        return self.expect(right, statement if right else f"{name} is another number", hint)
 
-    def takes(self, seconds: float, limit: float, what: str) -> bool:
-        """A verdict: `what` takes at most `limit` s of the `seconds` that the check simulated.
+    def takes(self, seconds: float, limit: float, subject: str) -> bool:
+        """A verdict: `subject` takes at most `limit` s; the check simulated `seconds`.
 
         The seconds get into the class's table of times, also if they are above the limit.
         """
         self.seconds = seconds
         why = f"it takes {seconds:.4f} s"
-        return self.expect(seconds <= limit, f"{what} takes at most {limit:g} s", why)
+        return self.expect(seconds <= limit, f"{subject} takes at most {limit:g} s", why)
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""
         if isinstance(error, StudentError) and error.kind == UNANSWERED:
             self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
         elif isinstance(error, StudentError):
-            own = [line for line in error.lines if not line.startswith(GIVEN)]
-            line = next(reversed(own or error.lines), "")
+            answer_lines = [line for line in error.lines if not line.startswith(GIVEN)]
+            line = next(reversed(answer_lines or error.lines), "")
             where = f" at {line}" if line else ""
             self.expect(False, f"the code stopped{where[:MAX_MESSAGE]}", _cut(error))
         else:

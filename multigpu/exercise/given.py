@@ -39,7 +39,7 @@ class Given:
         self.kept: dict[str, Any] = {}
         self.names = _keeping(self.kept)
         self.names |= {"__name__": "__main__", "__builtins__": _keeping(built_in)}
-        self.own = set(self.names)
+        self.given_names = set(self.names)
         sys.addaudithook(self._refuse)
 
     def run(self, name: str, source: str) -> None:
@@ -53,7 +53,7 @@ class Given:
             if isinstance(value, type) and value.__module__ == "__main__":
                 _make_immutable(value)
             self.answer[key] = self._copy(value)
-        self.own = set(self.names)
+        self.given_names = set(self.names)
         self.kept |= self.names
 
     def _refuse(self, event: str, args: tuple) -> None:
@@ -67,7 +67,7 @@ class Given:
     def find(self, name: str) -> Any:
         """The function that a check calls. Raises NameError if nothing defines it."""
         built_in = self.names["__builtins__"].keys()
-        new = self.answer.keys() - self.own - built_in
+        new = self.answer.keys() - self.given_names - built_in
         self.names |= {key: self.answer[key] for key in new}
         if name not in self.names and name not in self.answer:
             raise NameError(f"the answer does not define {name}")
@@ -78,9 +78,9 @@ class Given:
         if type(value) in (list, tuple, set):
             return type(value)(map(self._copy, value))
         if type(value) is dict:
-            return {self._copy(key): self._copy(each) for key, each in value.items()}
-        own = type(value).__module__ in ("__main__", "numpy")
-        if own or isinstance(value, torch.Tensor | torch.nn.Module):
+            return {self._copy(key): self._copy(item) for key, item in value.items()}
+        is_copied = type(value).__module__ in ("__main__", "numpy")
+        if is_copied or isinstance(value, torch.Tensor | torch.nn.Module):
             return copy.deepcopy(value)
         if not isinstance(value, types.FunctionType) or value.__globals__ is not self.names:
             return value

@@ -107,7 +107,7 @@ class Hub:
             queues = self.waiting.setdefault(request["group"], [[] for _ in range(self.size)])
             queues[rank].append((request | {"tensors": tensors}, answer))
             if all(queues):
-                self._carry_out([each.pop(0) for each in queues])
+                self._carry_out([queue.pop(0) for queue in queues])
             else:
                 self._fail(queues)
 
@@ -144,7 +144,7 @@ class Hub:
                     waits += [(rank, request["kind"]) for request, _ in queue]
         finally:
             self.lock.release()
-        return ", ".join(f"rank {rank} waits in {what}" for rank, what in sorted(waits))
+        return ", ".join(f"rank {rank} waits in {call}" for rank, call in sorted(waits))
 
     def _fail(self, queues: list[list[tuple[dict, Any]]]) -> None:
         """Answer the calls that a rank which has ended will never make."""

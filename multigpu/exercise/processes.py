@@ -40,13 +40,13 @@ def kill(pid: int) -> None:
 
     Each process is stopped before its children are listed, so that it starts no others.
     """
-    own = os.getpid()
+    caller = os.getpid()
     numbers = []
     for folder in family(pid):
         numbers.append(int(folder.name))
-        if numbers[-1] != own:
+        if numbers[-1] != caller:
             _stop(numbers[-1])
-    for number in sorted(numbers, key=own.__eq__):
+    for number in sorted(numbers, key=caller.__eq__):
         _signal(number, signal.SIGKILL)
 
 

@@ -83,8 +83,10 @@ def _do(message: dict, requests: Requests, given: Given) -> dict[str, Any]:
 def _describe(error: BaseException) -> dict[str, Any]:
     """The error as plain data: type, text, and the lines of cells that it passed through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith("<")]
-    lines = [f"{frame.filename[1:-1]}, line {frame.lineno}: {frame.line}" for frame in own]
+    cell_frames = [frame for frame in frames if frame.filename.startswith("<")]
+    lines = [
+        f"{frame.filename[1:-1]}, line {frame.lineno}: {frame.line}" for frame in cell_frames
+    ]
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith("<"):
         text = (error.text or "").strip()
         lines.append(f"{error.filename[1:-1]}, line {error.lineno}: {text}")

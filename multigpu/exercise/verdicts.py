@@ -75,7 +75,9 @@ def _is_number(value: Any) -> bool:
 
 def _tensor_difference(got: Any, expected: Any, rtol: float, atol: float) -> str:
     try:
-        result, wanted = (torch.as_tensor(one, dtype=torch.float64) for one in (got, expected))
+        result, wanted = (
+            torch.as_tensor(value, dtype=torch.float64) for value in (got, expected)
+        )
     except (TypeError, ValueError, RuntimeError):
         return f"expected {shown(expected)}, got {shown(got)}"
     if result.shape != wanted.shape:

@@ -44,16 +44,16 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     before = _before(options)
     listed = roster.read(options.roster) if options.roster else []
     if options.gradescope:
-        found = submissions.find_one(options.handed_in, solution.lesson)
+        handed_in = submissions.find_one(options.handed_in, solution.lesson)
     else:
-        found = submissions.find(options.handed_in, solution.lesson)
-    absent = roster.compare(listed, found.submissions) if options.roster else []
+        handed_in = submissions.find(options.handed_in, solution.lesson)
+    absent = roster.compare(listed, handed_in.submissions) if options.roster else []
     try:
         with Pool(options.jobs, solution.seconds) as pool:
             results = grade.grade(
-                solution, found.submissions, folder, options.sandbox, pool, progress
+                solution, handed_in.submissions, folder, options.sandbox, pool, progress
             )
-        title = next(each.title for each in LESSONS if each.slug == solution.lesson)
+        title = next(lesson.title for lesson in LESSONS if lesson.slug == solution.lesson)
         column = options.assignment or title
         secret = grade.read_secret(folder)
         reports.write(results, absent, folder, solution.lesson, title, column, secret)
@@ -66,7 +66,7 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
             f"cannot write to {error.filename or folder}: {error.strerror}."
         ) from None
     changes = regrade.lines(before, results) if before is not None else []
-    return [*summary.lines(results, found.notes, absent, folder), *changes]
+    return [*summary.lines(results, handed_in.notes, absent, folder), *changes]
 
 
 def _before(options: Options) -> list[Result] | None:

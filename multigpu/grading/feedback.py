@@ -29,12 +29,12 @@ SAFE = re.compile(r"[a-z0-9_-]{1,64}")
 def write(
     results: Sequence[Result], folder: Path, lesson: str, title: str, standing: Standing
 ) -> None:
-    """Write a page per student into the folder. Pages of an earlier grading go."""
+    """Write a page per student into the folder; delete those of students who are gone."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {page_name(one.student): one for one in results}
-    for name, one in pages.items():
+    pages = {page_name(result.student): result for result in results}
+    for name, result in pages.items():
         with atomic(folder / name) as temporary:
-            text = page(one, lesson, title, standing)
+            text = page(result, lesson, title, standing)
             temporary.write_text(text, encoding="utf-8")
     for path in folder.glob("*.html"):
         if path.name not in pages and GENERATOR in path.read_text(errors="replace"):
@@ -43,7 +43,7 @@ def write(
 
 def index(results: Sequence[Result], standing: Standing) -> str:
     """CSV: each student, the file of the page, and the pseudonym."""
-    names = [one.student for one in results]
+    names = [result.student for result in results]
     rows = [(name, page_name(name), standing.pseudonym(name)) for name in names]
     return table([("student", "page", "pseudonym"), *rows])
 
@@ -61,28 +61,28 @@ def page_name(student: str) -> str:
     return f"{cleaned or 'student'}~{digest}.html"
 
 
-def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
+def page(result: Result, lesson: str, title: str, standing: Standing) -> str:
     """The page's HTML."""
     body = [
         "<header>",
         f"<h1>{_text(title)}</h1>",
-        f'<span class="score">{_score(one.earned, one.points)}</span>',
+        f'<span class="score">{_score(result.earned, result.points)}</span>',
         "</header>",
-        f'<p class="student"><bdi>{_text(one.student)}</bdi> · {_text(lesson)}</p>',
+        f'<p class="student"><bdi>{_text(result.student)}</bdi> · {_text(lesson)}</p>',
     ]
-    if one.blocked:
+    if result.blocked:
         body.append(_note("The machine could not grade all of this: it will be graded again."))
-    if one.problem:
+    if result.problem:
         body.append(
             _note(
-                f"Your file could not be graded: {one.problem}. Ask your "
+                f"Your file could not be graded: {result.problem}. Ask your "
                 f"instructor whether you can hand it in again."
             )
         )
-    body += [_note(note.text) for note in one.notes]
-    for question in one.questions:
-        body += _question(question, standing.text(one.student, question))
-    if any(part.hidden for question in one.questions for part in question.parts):
+    body += [_note(note.text) for note in result.notes]
+    for question in result.questions:
+        body += _question(question, standing.text(result.student, question))
+    if any(part.hidden for question in result.questions for part in question.parts):
         body.append(
             "<footer>A hidden check is one that your notebook does not have: "
             "other shapes, other seeds.</footer>"
@@ -96,7 +96,7 @@ def page(one: Result, lesson: str, title: str, standing: Standing) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             GENERATOR,
-            f"<title>{_text(title)}: {_text(one.student)}</title>",
+            f"<title>{_text(title)}: {_text(result.student)}</title>",
             f"<style>{STYLE}</style>",
             "</head>",
             "<body>",

@@ -42,12 +42,12 @@ def grade(
     where it stopped. Raises UserError if the solution itself does not pass its checks here,
     and if all notebooks are of another lesson.
     """
-    answers = [take(each.data, solution) for each in submissions]
+    answers = [take(submission.data, solution) for submission in submissions]
     _check_lesson(solution, answers)
     secret = read_secret(folder)
-    texts = [marking.to_run(solution, each) for each in answers]
-    ids = [_digest(solution, each, secret) for each in texts]
-    outcomes = {id: found for id in ids if (found := _stored(folder, id))}
+    texts = [marking.to_run(solution, answer) for answer in answers]
+    ids = [_digest(solution, text, secret) for text in texts]
+    outcomes = {id: outcome for id in ids if (outcome := _stored(folder, id))}
     tasks = {id: text for id, text in zip(ids, texts, strict=True) if id not in outcomes}
     done = sum(id in outcomes for id in ids)
     progress(done, len(ids))
@@ -60,22 +60,22 @@ def grade(
                 runner.check_solution(times=min(pool.jobs, len(tasks)))
                 with atomic(checked) as file:
                     file.write_text(right)
-            for id, found in runner.run(tasks):
-                outcomes[id] = found
-                if not found.blocked:
-                    _store(folder, id, found)
+            for id, outcome in runner.run(tasks):
+                outcomes[id] = outcome
+                if not outcome.blocked:
+                    _store(folder, id, outcome)
                 done += ids.count(id)
                 progress(done, len(ids))
     return [
-        result(solution, submission, found, outcomes[id])
-        for submission, found, id in zip(submissions, answers, ids, strict=True)
+        result(solution, submission, answer, outcomes[id])
+        for submission, answer, id in zip(submissions, answers, ids, strict=True)
     ]
 
 
 def _check_lesson(solution: Solution, answers: Sequence[Answers]) -> None:
     """Raise UserError if all notebooks that can be read are of other lessons."""
-    readable = [each for each in answers if each.lesson or not each.problem]
-    others = sorted({each.lesson for each in readable})
+    readable = [answer for answer in answers if answer.lesson or not answer.problem]
+    others = sorted({answer.lesson for answer in readable})
     if others and "" not in others:
         raise UserError(
             f"nothing was graded: all notebooks are of lesson {' or '.join(others)}, none of "
@@ -133,8 +133,8 @@ class Runner:
         times   how many copies run; with one for each job, all jobs start at the same time
         """
         texts = self.solution.answers()
-        for _, found in self.run({f"solution{number}": texts for number in range(times)}):
-            self._check_outcome(found)
+        for _, outcome in self.run({f"solution{number}": texts for number in range(times)}):
+            self._check_outcome(outcome)
 
     def _check_outcome(self, run: Outcome) -> None:
         solution = self.solution
@@ -160,10 +160,10 @@ class Runner:
         once more, alone.
         """
         left = dict(tasks)
-        for id, found in self._outcomes(tasks):
-            if not found.blocked and not found.starved:
+        for id, outcome in self._outcomes(tasks):
+            if not outcome.blocked and not outcome.starved:
                 del left[id]
-                yield id, found
+                yield id, outcome
         for id, texts in left.items():
             yield from self._outcomes({id: texts})
 
@@ -254,7 +254,7 @@ def _stored(folder: Path, id: str) -> Outcome | None:
         return None
 
 
-def _store(folder: Path, id: str, found: Outcome) -> None:
+def _store(folder: Path, id: str, outcome: Outcome) -> None:
     (folder / CACHE).mkdir(parents=True, exist_ok=True)
     with atomic(folder / CACHE / f"{id}.json") as file:
-        file.write_text(json.dumps(asdict(found)))
+        file.write_text(json.dumps(asdict(outcome)))

@@ -22,24 +22,28 @@ def gradebook(results: Sequence[Result], absent: Sequence[str] = ()) -> str:
     rows: list[list[str | float | None]] = [
         ["student", *names, "total", "out of", "status", "notes"]
     ]
-    for one in results:
-        points = [*(question.earned for question in one.questions), one.earned, one.points]
-        said = filter(None, [one.problem, *(note.text for note in one.notes)])
-        rows.append([one.student, *points, status(one), "; ".join(said)])
+    for result in results:
+        points = [
+            *(question.earned for question in result.questions),
+            result.earned,
+            result.points,
+        ]
+        said = filter(None, [result.problem, *(note.text for note in result.notes)])
+        rows.append([result.student, *points, status(result), "; ".join(said)])
     for student in absent:
         rows.append([student, *[""] * len(names), "", "", "nothing handed in", ""])
     return table(rows)
 
 
-def status(one: Result) -> str:
-    if one.blocked:
+def status(result: Result) -> str:
+    if result.blocked:
         return "blocked"
-    return "not readable" if one.problem else "graded"
+    return "not readable" if result.problem else "graded"
 
 
-def published(one: Result) -> float | None:
+def published(result: Result) -> float | None:
     """The total for a platform; None if the file was not graded."""
-    return None if one.problem else one.earned
+    return None if result.problem else result.earned
 
 
 def canvas(results: Sequence[Result], assignment: str) -> str:
@@ -54,12 +58,12 @@ def canvas(results: Sequence[Result], assignment: str) -> str:
         ["Student", "ID", "SIS Login ID", "Section", assignment],
         ["    Points Possible", "", "", "", results[0].points if results else 0],
     ]
-    for one in results:
-        number = _number(one, "Canvas")
+    for result in results:
+        number = _number(result, "Canvas")
         # A student of this name would become the row of the points.
-        name = _name(one).replace("Points Possible", "Points_Possible")
-        login = "" if number else one.student
-        rows.append([name, number, login, "", published(one)])
+        name = _name(result).replace("Points Possible", "Points_Possible")
+        login = "" if number else result.student
+        rows.append([name, number, login, "", published(result)])
     return table(rows)
 
 
@@ -74,22 +78,24 @@ def moodle(results: Sequence[Result]) -> str:
     rows: list[list[str | float | None]] = [
         ["Identifier", "Full name", "Username", "Grade", "Last modified (grade)"]
     ]
-    for one in results:
-        number = _number(one, "Moodle")
+    for result in results:
+        number = _number(result, "Moodle")
         identifier = f"Participant {number}" if number else ""
-        name = _name(one) if number else ""
-        login = "" if number else one.student
-        rows.append([identifier, name, login, published(one), ""])
+        name = _name(result) if number else ""
+        login = "" if number else result.student
+        rows.append([identifier, name, login, published(result), ""])
     return table(rows)
 
 
-def _number(one: Result, platform: str) -> str:
+def _number(result: Result, platform: str) -> str:
     """The student's number on the platform; "" if the file is not from there."""
-    return one.account.number if one.account and one.account.platform == platform else ""
+    return (
+        result.account.number if result.account and result.account.platform == platform else ""
+    )
 
 
-def _name(one: Result) -> str:
+def _name(result: Result) -> str:
     """The student's key without the account, which the key of a platform's file ends with."""
-    if one.account is None:
-        return one.student
-    return one.student.removesuffix(f" ({one.account.platform} {one.account.number})")
+    if result.account is None:
+        return result.student
+    return result.student.removesuffix(f" ({result.account.platform} {result.account.number})")

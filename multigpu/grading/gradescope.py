@@ -9,18 +9,18 @@ from multigpu.grading.results import PartResult, QuestionResult, Result
 from multigpu.grading.texts import visible
 
 
-def results(one: Result) -> dict[str, Any]:
+def results(result: Result) -> dict[str, Any]:
     """A dict for json.dump. Students see a hidden check when the grades are published.
 
     They never see the lines of a hidden check, which could have its inputs. A blocked
     submission has no score, and so Gradescope says that the autograder failed.
     """
-    said = [one.problem, *(note.text for note in one.notes)]
-    found: dict[str, Any] = {"output": visible("\n".join(filter(None, said)))}
-    if one.blocked:
-        return found
-    tests = [_test(question, part) for question in one.questions for part in question.parts]
-    return found | {"score": one.earned, "tests": tests}
+    said = [result.problem, *(note.text for note in result.notes)]
+    report: dict[str, Any] = {"output": visible("\n".join(filter(None, said)))}
+    if result.blocked:
+        return report
+    tests = [_test(question, part) for question in result.questions for part in question.parts]
+    return report | {"score": result.earned, "tests": tests}
 
 
 def _test(question: QuestionResult, part: PartResult) -> dict[str, Any]:

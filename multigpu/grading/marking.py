@@ -52,31 +52,31 @@ def outcome(cells: list[dict[str, Any]], record: Path, stored: bool = True) -> O
     record   the file in which the kernel wrote what the checks record
     stored   whether the cells had outputs to compare with, which a student's do not
     """
-    found = Outcome()
+    result = Outcome()
     for cell in cells:
         if cell["part"] is not None:
             question, title = cell["part"]
-            found.parts.setdefault(question, {})[title] = [cell["status"], cell["lines"]]
-        elif cell["status"] == "blocked" and not found.problem:
-            found.problem = " ".join(cell["lines"])[:400]
+            result.parts.setdefault(question, {})[title] = [cell["status"], cell["lines"]]
+        elif cell["status"] == "blocked" and not result.problem:
+            result.problem = " ".join(cell["lines"])[:400]
     try:
         recorded = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         recorded = []
-    for each in recorded:
-        found.starved = found.starved or each["starved"]
-        part = found.parts.get(each["question"], {}).get(each["title"], ["", []])
+    for check in recorded:
+        result.starved = result.starved or check["starved"]
+        part = result.parts.get(check["question"], {}).get(check["title"], ["", []])
         if part[0] in ("right", "wrong"):
             # nbval compares text. A student's text must not be able to please it.
-            right = each["right"] and (part[0] == "right" or not stored)
+            right = check["right"] and (part[0] == "right" or not stored)
             part[0] = "right" if right else "wrong"
-        if each["seconds"] is not None:
-            found.seconds[each["question"]] = each["seconds"]
-        text = found.printed.get(each["question"], "")
+        if check["seconds"] is not None:
+            result.seconds[check["question"]] = check["seconds"]
+        text = result.printed.get(check["question"], "")
         # The checks of a question print the same, mostly.
-        if each["printed"] not in text:
-            found.printed[each["question"]] = text + each["printed"]
-    return found
+        if check["printed"] not in text:
+            result.printed[check["question"]] = text + check["printed"]
+    return result
 
 
 def question_results(

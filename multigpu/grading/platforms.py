@@ -56,15 +56,15 @@ def whose(files: list[File], path: Path) -> tuple[list[HandedIn], list[str]]:
     """Each file with its student, and notes on files that are nobody's."""
     below = _without_wrapper([(file.parts, file) for file in files], path)
     form = _form([parts for parts, _ in below])
-    found = []
+    handed_in = []
     notes = []
     for parts, file in below:
-        one = form(parts, file) or _plain(parts, file)
-        if one is None:
+        entry = form(parts, file) or _plain(parts, file)
+        if entry is None:
             notes.append(f"{file.path} was ignored: {file.problem or 'it is not a notebook'}")
         else:
-            found.append(one)
-    return found, notes
+            handed_in.append(entry)
+    return handed_in, notes
 
 
 def _form(below: list[tuple[str, ...]]) -> Callable[[tuple[str, ...], File], HandedIn | None]:

@@ -19,17 +19,17 @@ def text(results: Sequence[Result]) -> str:
 
     Blocked questions are left out of the mean.
     """
-    graded = [one.questions for one in results if not one.problem]
+    graded = [result.questions for result in results if not result.problem]
     heads = "".join(f"{status:>8}" for status in STATUSES)
     lines = [pluralize(len(graded), "student"), "", f"{'question / check':<44}{heads}    mean"]
     for answers in zip(*graded, strict=True):
-        known = [each.earned for each in answers if each.earned is not None]
+        known = [answer.earned for answer in answers if answer.earned is not None]
         first = answers[0]
         mean = f"{statistics.mean(known) / first.points:.0%}" if known else "-"
         lines.append(f"{_cut(first.name):<76}{mean:>8}")
         for place, part in enumerate(first.parts):
             counts = Counter(
-                "blank" if each.blank else each.parts[place].status for each in answers
+                "blank" if answer.blank else answer.parts[place].status for answer in answers
             )
             title = f"  hidden: {part.title}" if part.hidden else f"  {part.title}"
             numbers = "".join(f"{counts[status]:>8}" for status in STATUSES)

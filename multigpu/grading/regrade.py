@@ -11,35 +11,37 @@ NO_CHECK = ("-", "")
 
 def lines(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
     """A line per check and total whose points are not what they were."""
-    old = {one.student: one for one in before}
-    found = []
+    old = {result.student: result for result in before}
+    changes = []
     for new in after:
-        one = old.pop(new.student, None)
-        if one is None:
-            found.append(f"{new.student}: total: {_points(new.earned)}: a new student")
+        previous = old.pop(new.student, None)
+        if previous is None:
+            changes.append(f"{new.student}: total: {_points(new.earned)}: a new student")
             continue
-        was, now = _checks(one), _checks(new)
+        was, now = _checks(previous), _checks(new)
         for check in dict.fromkeys([*now, *was]):
             first, second = was.get(check, NO_CHECK), now.get(check, NO_CHECK)
             if first[0] != second[0]:
                 change = f"{check}: {first[0]} -> {second[0]}"
-                found.append(f"{new.student}: {change}: {_why(one, new, first, second)}")
-        totals = [_points(each.earned) for each in (one, new)]
+                changes.append(
+                    f"{new.student}: {change}: {_why(previous, new, first, second)}"
+                )
+        totals = [_points(result.earned) for result in (previous, new)]
         if totals[0] != totals[1]:
-            found.append(f"{new.student}: total: {' -> '.join(totals)}")
-    found += [f"{student}: there is no submission any more" for student in sorted(old)]
-    return [one_line(line) for line in found] or ["nothing changed"]
+            changes.append(f"{new.student}: total: {' -> '.join(totals)}")
+    changes += [f"{student}: there is no submission any more" for student in sorted(old)]
+    return [one_line(line) for line in changes] or ["nothing changed"]
 
 
 def _points(earned: float | None) -> str:
     return number(earned) or "blocked"
 
 
-def _checks(one: Result) -> dict[str, tuple[str, str]]:
+def _checks(result: Result) -> dict[str, tuple[str, str]]:
     """The points of each check by `question / check`, with the answer."""
     return {
         f"{question.name} / {part.title}": (_points(part.earned), question.answer)
-        for question in one.questions
+        for question in result.questions
         for part in question.parts
     }
 

@@ -47,7 +47,7 @@ def write(
         with atomic(folder / name) as temporary:
             # newline="": a quoted cell keeps its line ends.
             temporary.write_text(text, encoding="utf-8", newline="")
-    write_json(folder / RESULTS, [asdict(one) for one in results])
+    write_json(folder / RESULTS, [asdict(result) for result in results])
 
 
 def read_results(path: Path) -> list[Result]:
@@ -56,7 +56,7 @@ def read_results(path: Path) -> list[Result]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if type(data) is not list:
             raise TypeError("expected a list")
-        return [Result.from_json(each) for each in data]
+        return [Result.from_json(entry) for entry in data]
     except Exception as error:
         raise UserError(
             f"{path} is no results.json of this version ({error!r}): grade again."

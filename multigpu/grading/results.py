@@ -124,9 +124,9 @@ class Result:
     def from_json(cls, data: dict[str, Any]) -> "Result":
         """The result that asdict() gave. Raises KeyError or TypeError for other data."""
         questions = []
-        for each in data["questions"]:
-            parts = [PartResult(**part) for part in each["parts"]]
-            questions.append(QuestionResult(**(each | {"parts": parts})))
+        for question in data["questions"]:
+            parts = [PartResult(**part) for part in question["parts"]]
+            questions.append(QuestionResult(**(question | {"parts": parts})))
         notes = [Note(**(note | {"kind": Kind(note["kind"])})) for note in data["notes"]]
         account = Account(**data["account"]) if data["account"] else None
         return cls(**(data | {"questions": questions, "notes": notes, "account": account}))

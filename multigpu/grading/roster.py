@@ -46,21 +46,22 @@ def read(path: Path) -> list[Listed]:
         raise UserError(
             f"{path}: the first line is {header.strip()[:80]!r}: expected the column student."
         )
-    found: dict[Listed, int] = {}
+    lines: dict[Listed, int] = {}
     for line, row in enumerate(rows[1:], 2):
         cells = dict(zip(columns, map(one_line, row), strict=False))
         number = cells.get("id") or cells.get("identifier", "")
         name = cells.get("student") or cells.get("full name", "")
-        one = Listed(name, number.removeprefix("Participant "))
+        listed = Listed(name, number.removeprefix("Participant "))
         # Canvas's second row has the most points.
-        if not any(one) or one.name == "Points Possible":
+        if not any(listed) or listed.name == "Points Possible":
             continue
-        if one in found:
+        if listed in lines:
             raise UserError(
-                f"{path}, line {line}: {one} is in line {found[one]}, too: remove one of them."
+                f"{path}, line {line}: {listed} is in line {lines[listed]}, too: remove one "
+                "of them."
             )
-        found[one] = line
-    return list(found)
+        lines[listed] = line
+    return list(lines)
 
 
 def compare(roster: Iterable[Listed], submissions: Iterable[Submission]) -> list[str]:
@@ -69,19 +70,19 @@ def compare(roster: Iterable[Listed], submissions: Iterable[Submission]) -> list
     unknown = list(submissions)
     # All numbers come before all names: another student may have the same name.
     for is_of in (_by_number, _by_name):
-        for one in list(unknown):
-            mine = next((each for each in left if is_of(each, one)), None)
+        for submission in list(unknown):
+            mine = next((listed for listed in left if is_of(listed, submission)), None)
             if mine is not None:
                 left.remove(mine)
-                unknown.remove(one)
-    for one in unknown:
-        one.notes.append(Note("not on the roster", Kind.NOT_LISTED))
-    return [str(each) for each in left]
+                unknown.remove(submission)
+    for submission in unknown:
+        submission.notes.append(Note("not on the roster", Kind.NOT_LISTED))
+    return [str(listed) for listed in left]
 
 
-def _by_number(listed: Listed, one: Submission) -> bool:
-    return one.account is not None and listed.number == one.account.number
+def _by_number(listed: Listed, submission: Submission) -> bool:
+    return submission.account is not None and listed.number == submission.account.number
 
 
-def _by_name(listed: Listed, one: Submission) -> bool:
-    return bool(listed.name) and listed.name == one_line(one.student)
+def _by_name(listed: Listed, submission: Submission) -> bool:
+    return bool(listed.name) and listed.name == one_line(submission.student)

@@ -109,7 +109,7 @@ class Solution:
 
 def slug_of(lesson: str) -> str:
     """The slug of a lesson: by its slug, its number or its folder's path. Raises UserError."""
-    slugs = sorted(each.slug for each in LESSONS)
+    slugs = sorted(known.slug for known in LESSONS)
     name = Path(lesson).name
     number = name.zfill(2) if name.isdecimal() else name
     for slug in slugs:
@@ -147,8 +147,8 @@ def read(path: Path, lesson: str, released: bool = False) -> Solution:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
     except FileNotFoundError:
-        what = "give the path of your notebook" if released else f"{lesson} has no solution"
-        raise UserError(f"there is no {path}: {what}.") from None
+        remedy = "give the path of your notebook" if released else f"{lesson} has no solution"
+        raise UserError(f"there is no {path}: {remedy}.") from None
     except Exception as error:
         # A damaged file can make nbformat raise any exception.
         raise UserError(f"{path} cannot be read: {cells.first_line(error)}.") from None

@@ -106,7 +106,9 @@ def _of_folder(path: Path) -> Files:
         """What is in a folder, by name; nothing if it cannot be read."""
         try:
             with os.scandir(os.path.join(root, *names)) as entries:
-                several = sorted(islice(entries, MAX_ENTRIES + 1), key=lambda each: each.name)
+                several = sorted(
+                    islice(entries, MAX_ENTRIES + 1), key=lambda entry: entry.name
+                )
         except OSError as error:
             if not names:
                 raise UserError(f"{path} cannot be read: {error.strerror}.") from None
@@ -118,17 +120,17 @@ def _of_folder(path: Path) -> Files:
                 f"the submissions alone."
             )
         skipped = tuple(map(os.fsencode, SKIPPED))
-        kept = [each for each in several if not each.name.startswith(skipped)]
-        return [((*names, each.name), each) for each in kept]
+        kept = [entry for entry in several if not entry.name.startswith(skipped)]
+        return [((*names, entry.name), entry) for entry in kept]
 
     def below(names: tuple[bytes, ...]) -> Iterator[Entry]:
-        for inner, entry in listed(names):
-            yield inner, entry
+        for entry_names, entry in listed(names):
+            yield entry_names, entry
             if entry.is_dir(follow_symlinks=False):
-                if len(inner) <= MAX_DEPTH:
-                    yield from below(inner)
+                if len(entry_names) <= MAX_DEPTH:
+                    yield from below(entry_names)
                 else:
-                    note(inner, DEEP)
+                    note(entry_names, DEEP)
 
     # Each student's folder has a limit of its own: one student cannot hide the others.
     students: list[Entry] = []
@@ -136,18 +138,18 @@ def _of_folder(path: Path) -> Files:
         is_submitted = entry.name == b"submitted" and entry.is_dir(follow_symlinks=False)
         students += listed(names) if is_submitted else [(names, entry)]
     for names, entry in students:
-        own = [(names, entry)]
+        contents = [(names, entry)]
         if entry.is_dir(follow_symlinks=False):
-            own = list(islice(below(names), MAX_ENTRIES + 1))
-        if len(own) > MAX_ENTRIES:
+            contents = list(islice(below(names), MAX_ENTRIES + 1))
+        if len(contents) > MAX_ENTRIES:
             note(names, f"has more than {MAX_ENTRIES:,} files: not all were read")
-        for inner, each in own:
-            if each.is_dir(follow_symlinks=False):
+        for entry_names, item in contents:
+            if item.is_dir(follow_symlinks=False):
                 continue
             try:
-                files.append(_in_folder(each, inner))
+                files.append(_in_folder(item, entry_names))
             except OSError as error:
-                note(inner, f"was ignored: {error.strerror}")
+                note(entry_names, f"was ignored: {error.strerror}")
     return sorted(files, key=lambda file: file.parts), notes
 
 

@@ -32,14 +32,14 @@ class Submission:
 
 
 @dataclass
-class Found:
+class Submissions:
     """One submission per student, sorted by student, and notes on what is nobody's."""
 
     submissions: list[Submission]
     notes: list[str] = field(default_factory=list)
 
 
-def find(path: Path, lesson: str) -> Found:
+def find(path: Path, lesson: str) -> Submissions:
     """Read what students handed in: a folder or a zip in a form that platforms.py knows.
 
     If a student has several notebooks, one counts: the notebook with the lesson's name.
@@ -49,15 +49,15 @@ def find(path: Path, lesson: str) -> Found:
     with sources.opened(path) as (files, notes):
         handed_in, ignored = platforms.whose(files, path)
         by_student: dict[str, list[HandedIn]] = {}
-        for each in handed_in:
-            by_student.setdefault(each.student, []).append(each)
-        chosen = {student: choose(each, lesson) for student, each in by_student.items()}
-        if not any(is_notebook(each.name) for each in handed_in):
+        for entry in handed_in:
+            by_student.setdefault(entry.student, []).append(entry)
+        chosen = {student: choose(entries, lesson) for student, entries in by_student.items()}
+        if not any(is_notebook(entry.name) for entry in handed_in):
             raise UserError(
                 f"{path} has no notebook: expected STUDENT.ipynb, STUDENT/NAME.ipynb, or a "
                 f"zip from Canvas or Moodle."
             )
-        total = sum(min(one.file.size, sources.MAX_READ) for one in chosen.values())
+        total = sum(min(entry.file.size, sources.MAX_READ) for entry in chosen.values())
         if total > MAX_TOTAL:
             raise UserError(
                 f"the notebooks in {path} have {total:,} bytes, more than {MAX_TOTAL:,}: "
@@ -65,27 +65,33 @@ def find(path: Path, lesson: str) -> Found:
             )
         submissions = []
         for student in sorted(chosen, key=lambda name: (name.casefold(), name)):
-            one = chosen[student]
-            submissions.append(_read(one, by_student[student]))
+            counted = chosen[student]
+            submissions.append(_read(counted, by_student[student]))
         doubles = _refuse_doubles(submissions)
-    return Found(submissions, notes + ignored + doubles)
+    return Submissions(submissions, notes + ignored + doubles)
 
 
-def find_one(path: Path, lesson: str) -> Found:
+def find_one(path: Path, lesson: str) -> Submissions:
     """Read a folder that has the files of one student: Gradescope's."""
     with sources.opened(path) as (files, notes):
         handed_in = [HandedIn("submission", file.path, file) for file in files]
         if not handed_in:
-            return Found([Submission("submission", "", problem="no notebook was handed in")])
-        return Found([_read(choose(handed_in, lesson), handed_in)], notes)
+            return Submissions(
+                [Submission("submission", "", problem="no notebook was handed in")]
+            )
+        return Submissions([_read(choose(handed_in, lesson), handed_in)], notes)
 
 
 def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
     """Which of one student's files counts."""
 
-    def rank(one: HandedIn) -> tuple:
-        readable = (is_notebook(one.name), not one.file.problem, _is_named(one.name, lesson))
-        return (*readable, one.upload, one.file.modified, one.file.parts)
+    def rank(entry: HandedIn) -> tuple:
+        readable = (
+            is_notebook(entry.name),
+            not entry.file.problem,
+            _is_named(entry.name, lesson),
+        )
+        return (*readable, entry.upload, entry.file.modified, entry.file.parts)
 
     return max(handed_in, key=rank)
 
@@ -100,15 +106,15 @@ def _is_named(name: str, lesson: str) -> bool:
     return lesson in (stem, *folders)
 
 
-def _read(one: HandedIn, handed_in: list[HandedIn]) -> Submission:
-    submission = Submission(one.student, one.file.path, account=one.account)
-    others = [other for other in handed_in if other is not one]
-    if is_notebook(one.name):
-        submission.data, submission.problem = one.file.read()
+def _read(counted: HandedIn, handed_in: list[HandedIn]) -> Submission:
+    submission = Submission(counted.student, counted.file.path, account=counted.account)
+    others = [other for other in handed_in if other is not counted]
+    if is_notebook(counted.name):
+        submission.data, submission.problem = counted.file.read()
         notebooks = sorted(other.name for other in others if is_notebook(other.name))
         if notebooks:
             listed = _listed(notebooks)
-            text = f"{one.name} was graded; also handed in, and left out: {listed}"
+            text = f"{counted.name} was graded; also handed in, and left out: {listed}"
             submission.notes.append(Note(text, Kind.FILES))
     else:
         names = sorted(other.name for other in handed_in)
@@ -123,16 +129,18 @@ def _refuse_doubles(submissions: list[Submission]) -> list[str]:
     """
     notes = []
     by_account: dict[Account, list[Submission]] = {}
-    for one in submissions:
-        if one.account is not None:
-            by_account.setdefault(one.account, []).append(one)
-    for account, ones in by_account.items():
-        for one in ones if len(ones) > 1 else ():
-            one.data = b""
-            number = f"{account.platform}'s number {account.number}"
-            one.problem = f"another submission has {number}, too"
-        if len(ones) > 1:
-            notes.append(f"{number} is that of {_listed([one.student for one in ones])}")
+    for submission in submissions:
+        if submission.account is not None:
+            by_account.setdefault(submission.account, []).append(submission)
+    for account, sharing in by_account.items():
+        if len(sharing) == 1:
+            continue
+        number = f"{account.platform}'s number {account.number}"
+        for submission in sharing:
+            submission.data = b""
+            submission.problem = f"another submission has {number}, too"
+        students = [submission.student for submission in sharing]
+        notes.append(f"{number} is that of {_listed(students)}")
     return notes
 
 

@@ -20,34 +20,41 @@ def lines(
     results: Sequence[Result], nobodys: Sequence[str], absent: Sequence[str], folder: Path
 ) -> list[str]:
     """The summary, in lines. `nobodys` are notes on files that are no submission's."""
-    found = _cut(list(nobodys))
+    summary = _cut(list(nobodys))
     if absent:
-        found += [f"handed in nothing: {len(absent)}", *_cut([f"    {one}" for one in absent])]
-    problems = [one for one in results if one.problem]
+        summary += [
+            f"handed in nothing: {len(absent)}",
+            *_cut([f"    {student}" for student in absent]),
+        ]
+    problems = [result for result in results if result.problem]
     heading = "not graded, ask for the notebook again"
-    found += _listed(heading, [(one, one.problem) for one in problems])
+    summary += _listed(heading, [(result, result.problem) for result in problems])
     for kind, heading in HEADINGS.items():
-        said = [(one, note.text) for one in results for note in one.notes if note.kind == kind]
-        found += _listed(heading, said)
-    blocked = [(one, "") for one in results if one.blocked]
-    found += _listed("blocked, this machine could not grade them: grade again", blocked)
+        said = [
+            (result, note.text)
+            for result in results
+            for note in result.notes
+            if note.kind == kind
+        ]
+        summary += _listed(heading, said)
+    blocked = [(result, "") for result in results if result.blocked]
+    summary += _listed("blocked, this machine could not grade them: grade again", blocked)
     points = results[0].points if results else 0
-    known = [one.earned for one in results if not one.problem and not one.blocked]
+    known = [result.earned for result in results if not result.problem and not result.blocked]
     mean = number(statistics.mean(known)) if known else "-"
-    found.append(
-        f"{pluralize(len(results), 'submission')}, mean {mean} of {number(points)} points"
-        f"{_left_out(problems)}: {folder / 'gradebook.csv'}"
+    left_out = (
+        f" ({pluralize(len(problems), 'file')} not graded, left out)" if problems else ""
     )
-    return found
-
-
-def _left_out(problems: Sequence[Result]) -> str:
-    return f" ({pluralize(len(problems), 'file')} not graded, left out)" if problems else ""
+    summary.append(
+        f"{pluralize(len(results), 'submission')}, mean {mean} of {number(points)} points"
+        f"{left_out}: {folder / 'gradebook.csv'}"
+    )
+    return summary
 
 
 def _listed(heading: str, said: Sequence[tuple[Result, str]]) -> list[str]:
     """A heading with a count, and a line per student with what is said of the submission."""
-    lines = [f"    {one.student}{text and f': {text}'}" for one, text in said]
+    lines = [f"    {result.student}{text and f': {text}'}" for result, text in said]
     return [f"{heading}: {len(said)}", *_cut(lines)] if said else []
 
 

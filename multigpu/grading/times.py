@@ -25,16 +25,22 @@ class Standing:
     def __init__(self, results: Sequence[Result], secret: str):
         self._key = secret.encode()
         timed = [
-            (place, each.seconds, self.pseudonym(one.student), each)
-            for one in results
-            for place, each in enumerate(one.questions)
-            if each.seconds is not None
+            (place, question.seconds, self.pseudonym(result.student), question)
+            for result in results
+            for place, question in enumerate(result.questions)
+            if question.seconds is not None
         ]
         timed.sort(key=lambda row: row[:3])
-        self.best = {each.name: seconds for _, seconds, _, each in reversed(timed)}
+        self.best = {question.name: seconds for _, seconds, _, question in reversed(timed)}
         self.rows = [HEAD] + [
-            [each.name, f"{seconds:.6f}", name, number(each.earned), number(each.points)]
-            for _, seconds, name, each in timed
+            [
+                question.name,
+                f"{seconds:.6f}",
+                name,
+                number(question.earned),
+                number(question.points),
+            ]
+            for _, seconds, name, question in timed
         ]
 
     def pseudonym(self, student: str) -> str:

@@ -42,16 +42,16 @@ def take(data: bytes, solution: Solution) -> Answers:
         notebook = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return Answers(problem=DAMAGED)
-    found = notebook.get("cells") if type(notebook) is dict else None
-    if type(found) is not list:
+    cells = notebook.get("cells") if type(notebook) is dict else None
+    if type(cells) is not list:
         return Answers(problem="the file is no notebook: it has no cells")
     answers = Answers()
-    if len(found) > MAX_CELLS:
-        text = f"only the first {MAX_CELLS:,} of {len(found):,} cells were read"
+    if len(cells) > MAX_CELLS:
+        text = f"only the first {MAX_CELLS:,} of {len(cells):,} cells were read"
         answers.notes.append(Note(text))
-    for cell in found[:MAX_CELLS]:
+    for cell in cells[:MAX_CELLS]:
         _take_cell(cell, solution, answers)
-    other = _other_lesson(found[:MAX_CELLS], solution)
+    other = _other_lesson(cells[:MAX_CELLS], solution)
     # With all answer cells of this lesson, a changed setup costs nothing: it is not used.
     if other and len(answers.sources) < len(solution.questions):
         return Answers(problem=f"this is the notebook of {other}", lesson=other)
@@ -74,10 +74,10 @@ def _source(cell: Any) -> str:
     return source.encode(errors="replace").decode() if type(source) is str else ""
 
 
-def _other_lesson(found: list[Any], solution: Solution) -> str:
+def _other_lesson(cells: list[Any], solution: Solution) -> str:
     """The lesson of the course, but the solution's, that the setup cell names; "" if none."""
-    others = {each.slug for each in LESSONS} - {solution.lesson}
-    setups = [source for source in map(_source, found) if SETUP.match(source)]
+    others = {known.slug for known in LESSONS} - {solution.lesson}
+    setups = [source for source in map(_source, cells) if SETUP.match(source)]
     named = [match[1] for match in map(LESSON.search, setups) if match]
     return next((name for name in named if name in others), "")
 

@@ -1,11 +1,20 @@
-"""Run commands that can hang, with a time limit, and read what they print."""
+"""Find programs; run commands that can hang, with a time limit; read what they print."""
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 
 SECONDS = 4  # the time limit of a small command
+# Debian puts daemons in these folders, which an ordinary user's PATH often lacks.
+DAEMON_FOLDERS = ":/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def find_program(program: str) -> str | None:
+    """The program's path, also in the folders of daemons; None if it is not installed."""
+    path = os.environ.get("PATH", "/usr/bin:/bin")
+    return shutil.which(program, path=path + DAEMON_FOLDERS)
 
 
 def run_bounded(*command: str, seconds: float = SECONDS) -> tuple[int | None, str, str]:

@@ -57,5 +57,5 @@ def start_method() -> str:
 
 def _variables() -> dict[str, str]:
     """This process's environment, without what torch and scikit-learn set themselves."""
-    own = {SET_BY_TORCH, *SET_BY_SKLEARN}
-    return {name: value for name, value in os.environ.items() if name not in own}
+    set_by_libraries = {SET_BY_TORCH, *SET_BY_SKLEARN}
+    return {name: value for name, value in os.environ.items() if name not in set_by_libraries}

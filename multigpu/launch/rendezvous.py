@@ -193,18 +193,18 @@ def _of_this_start(
 
     Raises UserError if not all ranks answer within `join_timeout` seconds.
     """
-    own = uuid.uuid4().hex
+    own_word = uuid.uuid4().hex
     words = [f"word of rank {rank}" for rank in range(1, world.size)]
     answers = [f"rank {rank} answers" for rank in range(1, world.size)]
     pause = 0.005
     try:
-        start = dist.PrefixStore(f"start {own}", store)
+        start = dist.PrefixStore(f"start {own_word}", store)
         if world.rank > 0:
-            store.set(words[world.rank - 1], own)
+            store.set(words[world.rank - 1], own_word)
         while time.monotonic() < deadline:
             if world.rank > 0:
                 name, *sent = store.get("start").split() if store.check(["start"]) else [b""]
-                if own.encode() in sent:
+                if own_word.encode() in sent:
                     start = dist.PrefixStore(f"start {name.decode()}", store)
                     start.set(answers[world.rank - 1], "")
                     return start
@@ -212,7 +212,7 @@ def _of_this_start(
                 if start.check(answers):
                     return start
                 if store.check(words):
-                    store.set("start", b" ".join([own.encode(), *store.multi_get(words)]))
+                    store.set("start", b" ".join([own_word.encode(), *store.multi_get(words)]))
             time.sleep(pause)
             pause = min(2 * pause, _longest_pause(world))
     except RuntimeError:
@@ -305,11 +305,11 @@ def _two_processes(rank: int) -> UserError:
 
 
 def same_everywhere(
-    world: World, what: str, value: object, gather: Callable[[Any], list] | None = None
+    world: World, subject: str, value: object, gather: Callable[[Any], list] | None = None
 ) -> None:
     """Raise UserError on all ranks if `value` is not equal on all of them.
 
-    `what` names the value in the message, as in "the training data". Without this check the
+    `subject` names the value in the message, as in "the training data". Without this check the
     ranks would train on different data, or wait for each other, without an error. `gather`
     collects one object from each rank, in rank order; by default it uses the default process
     group.
@@ -318,7 +318,8 @@ def same_everywhere(
     different = [rank for rank in range(world.size) if values[rank] != values[0]]
     if different:
         raise UserError(
-            f"{what} of rank {different[0]} differs from rank 0's: give all ranks the same.",
+            f"{subject} of rank {different[0]} differs from rank 0's: give all ranks the "
+            f"same.",
             already_reported=world.rank != 0,
         )
 

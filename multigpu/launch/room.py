@@ -32,14 +32,14 @@ def check_memory(processes: int) -> None:
 
     The free memory is that of the machine, or of this process's cgroups if it is less.
     """
-    each = TENSORFLOW_RANK if "tensorflow" in sys.modules else TORCH_RANK
+    per_process = TENSORFLOW_RANK if "tensorflow" in sys.modules else TORCH_RANK
     memory = available_memory()
-    if memory is not None and processes * each > memory:
-        fewer = max(1, memory // each)
+    if memory is not None and processes * per_process > memory:
+        fewer = max(1, memory // per_process)
         raise UserError(
             f"{pluralize(processes, 'process')} of a run need at least "
-            f"{processes * each / GIB:.1f} GiB of memory, but {memory / GIB:.1f} GiB are "
-            f"available: start {fewer} or fewer."
+            f"{processes * per_process / GIB:.1f} GiB of memory, but {memory / GIB:.1f} GiB "
+            f"are available: start {fewer} or fewer."
         )
 
 
@@ -72,9 +72,9 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 def _free_in_machine(root: Path) -> int | None:
     with suppress(OSError):
-        found = re.search(r"MemAvailable: +(\d+) kB", (root / "proc/meminfo").read_text())
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"MemAvailable: +(\d+) kB", (root / "proc/meminfo").read_text())
+        if match:
+            return int(match[1]) * 1024
     return None
 
 
@@ -118,5 +118,5 @@ def _free_below_limit(folder: Path, limit: str, usage: str, reclaimable: str) ->
         most = int((folder / limit).read_text())
         used = int((folder / usage).read_text())
         stat = (folder / "memory.stat").read_text()
-        found = re.search(rf"^{reclaimable} (\d+)$", stat, re.MULTILINE)
-        yield max(1, most - used + (int(found[1]) if found else 0))
+        match = re.search(rf"^{reclaimable} (\d+)$", stat, re.MULTILINE)
+        yield max(1, most - used + (int(match[1]) if match else 0))

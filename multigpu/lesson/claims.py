@@ -47,11 +47,9 @@ def claim(says: str, *, holds: str, because: str, when: bool, guess: bool = Fals
     from IPython.display import display
 
     shown = f"**{source}:** {says}.\n\n**Here:** {holds}: {because}."
-    found = {
+    data = {
         "says": f"{says} (a guess)" if guess else says,
         "holds": holds,
         "because": because,
     }
-    display(
-        {"text/plain": plain, "text/markdown": shown}, raw=True, metadata={METADATA: found}
-    )
+    display({"text/plain": plain, "text/markdown": shown}, raw=True, metadata={METADATA: data})

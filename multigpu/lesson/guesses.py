@@ -58,11 +58,11 @@ def compare(
         return
     _check(guess)
     guessed = float(guess)
-    found = round(float(result), digits)
+    rounded = round(float(result), digits)
     space = " " if unit[:1].isalpha() else ""
-    numbers = f"guess {guessed:,.12g}{space}{unit}, result {found:,.{digits}f}{space}{unit}"
+    numbers = f"guess {guessed:,.12g}{space}{unit}, result {rounded:,.{digits}f}{space}{unit}"
     counts = not unit and not digits and guessed.is_integer() and float(result).is_integer()
-    print(f"{what}: {numbers}{_distance(guessed, found, unit, digits, counts)}")
+    print(f"{what}: {numbers}{_distance(guessed, rounded, unit, digits, counts)}")
 
 
 def _check(

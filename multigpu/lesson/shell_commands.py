@@ -19,9 +19,10 @@ class CommandFailed(UserError):
     """A `!command` ended with an exit code other than 0."""
 
     def __init__(self, code: int):
-        what = f"exit code {code}" if code > 0 else f"signal {-code}"
+        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
         super().__init__(
-            f"the command ended with {what}: its last lines say why. The cells below need it."
+            f"the command ended with {ending}: its last lines say why. The cells below need "
+            f"it."
         )
 
 

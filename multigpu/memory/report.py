@@ -73,9 +73,10 @@ def shared(steps: Iterable[Step], gpus: int) -> str:
     for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP")):
         shares = [gpus if place < stage else 1 for place in range(len(sizes))]
         held = [size / share for size, share in zip(sizes.values(), shares, strict=True)]
-        peaks = [one.shared_peak(gpus, stage) for one in steps]
+        peaks = [gpu_step.shared_peak(gpus, stage) for gpu_step in steps]
         rooms = [
-            one.gpu.memory - CONTEXT - peak for one, peak in zip(steps, peaks, strict=True)
+            gpu_step.gpu.memory - CONTEXT - peak
+            for gpu_step, peak in zip(steps, peaks, strict=True)
         ]
         cells = [*map(_gib, (*held, sum(held), peaks[0])), *map(_fits, rooms)]
         lines.append([name, *cells])

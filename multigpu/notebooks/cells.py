@@ -4,7 +4,6 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ def may_raise(cell: "NotebookNode") -> bool:
 
 def nbval_comment(cell: "NotebookNode") -> str:
     """The cell's first comment for nbval, such as "NBVAL_IGNORE_OUTPUT"; "" if it has none."""
-    found = NBVAL_COMMENT.search(cell.source)
-    return found[1] if found else ""
+    match = NBVAL_COMMENT.search(cell.source)
+    return match[1] if match else ""
 
 
 def printed(notebook: "NotebookNode") -> str:
@@ -93,17 +92,13 @@ def without_guesses(source: str) -> str:
     starts = [0]  # ast counts in bytes
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for statement in reversed(_statements(source)):
+    for statement in reversed(ast.parse(source).body):
         if _is_guess(statement):
             value = statement.value
             begin = starts[value.lineno - 1] + value.col_offset
             end = starts[value.end_lineno - 1] + value.end_col_offset
             text = text[:begin] + b"None" + text[end:]
     return text.decode()
-
-
-def _statements(source: str) -> Sequence[ast.stmt]:
-    return ast.parse(source).body
 
 
 def _is_guess(statement: ast.stmt) -> bool:

@@ -59,8 +59,8 @@ def page(root: Path) -> str:
     parts = [INTRODUCTION]
     for lesson in LESSONS:
         rows = []
-        for one in lesson.notebooks:
-            for stem in (one.stem, one.stem + source.MORE):
+        for notebook in lesson.notebooks:
+            for stem in (notebook.stem, notebook.stem + source.MORE):
                 path = root / "notebooks" / f"{stem}.ipynb"
                 if path.exists():
                     rows += _rows(path)
@@ -80,11 +80,11 @@ def _rows(path: Path) -> Iterator[str]:
     except Exception as error:
         # A damaged file can make nbformat raise any exception.
         raise UserError(f"{path} cannot be read: {cells.first_line(error)}.") from None
-    for heading, n, found in _claims(notebook):
+    for heading, n, claim in _claims(notebook):
         anchor = f"#{heading.replace(' ', '-')}" if heading else ""
         where = f"[{path.stem}, In \\[{n}\\]](../notebooks/{path.name}{anchor})"
         says, holds, because = (
-            found[name].replace("|", r"\|").replace("\n", " ")
+            claim[name].replace("|", r"\|").replace("\n", " ")
             for name in ("says", "holds", "because")
         )
         yield f"| {says} | {holds[:1].upper()}{holds[1:]}: {because} | {where} |"
@@ -100,5 +100,5 @@ def _claims(notebook: "NotebookNode") -> Iterator[tuple[str, int, dict[str, str]
         elif cell.cell_type == "code" and cell.source.strip():
             n += 1
             for output in cell.outputs:
-                if found := output.get("metadata", {}).get(METADATA):
-                    yield heading, n, found
+                if claim := output.get("metadata", {}).get(METADATA):
+                    yield heading, n, claim

@@ -92,14 +92,14 @@ def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
 
 def _copies(root: Path) -> dict[str, str]:
     """Each copy and what it is made from, relative to the course's folder, in its order."""
-    found = {}
+    copies = {}
     for lesson in LESSONS:
-        for one in lesson.notebooks:
-            for stem in (one.stem, one.stem + source.MORE):
-                found[f"{FOLDER}/{lesson.slug}/{stem}.ipynb"] = f"notebooks/{stem}.ipynb"
+        for notebook in lesson.notebooks:
+            for stem in (notebook.stem, notebook.stem + source.MORE):
+                copies[f"{FOLDER}/{lesson.slug}/{stem}.ipynb"] = f"notebooks/{stem}.ipynb"
         exercise = f"lessons/{lesson.slug}/exercise.ipynb"
-        found[f"{FOLDER}/{lesson.slug}/{lesson.slug}.ipynb"] = exercise
-    return {copy: original for copy, original in found.items() if (root / original).exists()}
+        copies[f"{FOLDER}/{lesson.slug}/{lesson.slug}.ipynb"] = exercise
+    return {copy: original for copy, original in copies.items() if (root / original).exists()}
 
 
 def _places(root: Path) -> dict[str, str]:
@@ -175,7 +175,7 @@ def _index(root: Path) -> str:
     rows = []
     for lesson in LESSONS:
         folder = root / FOLDER / lesson.slug
-        stems = [one.stem for one in lesson.notebooks]
+        stems = [notebook.stem for notebook in lesson.notebooks]
         copies = [
             f"[{stem}]({lesson.slug}/{stem}.ipynb)"
             for stem in stems

@@ -60,8 +60,8 @@ def _page_footer(lessons: list[Lesson], place: int) -> str:
         before = lessons[place - 1]
         links.append(f"[← {before.name}](../{before.slug}/README.md)")
     links.append("[syllabus](../README.md)")
-    for one in lesson.notebooks:
-        links.append(f"[notebook {one.stem}](../../notebooks/{one.stem}.ipynb)")
+    for notebook in lesson.notebooks:
+        links.append(f"[notebook {notebook.stem}](../../notebooks/{notebook.stem}.ipynb)")
     if place + 1 < len(lessons):
         after = lessons[place + 1]
         links.append(f"[{after.name} →](../{after.slug}/README.md)")
@@ -86,14 +86,14 @@ def _syllabus_table(root: Path) -> str:
         "|---|---|---|---|---|",
     ]
     for lesson in LESSONS:
-        for one in lesson.notebooks:
-            stem = one.stem
+        for notebook in lesson.notebooks:
+            stem = notebook.stem
             files = (
-                f"[{one.name}](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
-                f"[job](../slurm/{stem}.slurm)"
+                f"[{notebook.name}](../notebooks/{stem}.ipynb), "
+                f"[script](../scripts/{stem}.py), [job](../slurm/{stem}.slurm)"
             )
-            if one.continued:
-                rows.append(f"| | continued: {one.continued} | | {stem} | {files} |")
+            if notebook.continued:
+                rows.append(f"| | continued: {notebook.continued} | | {stem} | {files} |")
             else:
                 page = f"[{lesson.title}]({lesson.slug}/README.md)"
                 exercise = f"{lesson.slug}/exercise.ipynb"

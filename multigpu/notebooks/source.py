@@ -37,13 +37,13 @@ LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#\s])")
 
 def path_of(stem: str, root: Path) -> Path:
     """The source of notebooks/STEM.ipynb. Raises UserError if there is none."""
-    found = sorted((root / "lessons").glob(f"[0-9]*/{stem}.md"))
-    if not found:
+    paths = sorted((root / "lessons").glob(f"[0-9]*/{stem}.md"))
+    if not paths:
         raise UserError(
             f"notebooks/{stem}.ipynb has no source: write lessons/NN-slug/{stem}.md, or "
             f"delete the notebook."
         )
-    return found[0]
+    return paths[0]
 
 
 def stems(root: Path) -> set[str]:
@@ -98,18 +98,18 @@ def program_text(script: Path, names: str, source: str) -> str:
     except (OSError, SyntaxError) as error:
         raise UserError(f"{source}: {script.name} cannot be read: {error}.") from None
     kinds = (ast.FunctionDef, ast.ClassDef)
-    found = {node.name: node for node in body if isinstance(node, kinds)}
+    nodes = {node.name: node for node in body if isinstance(node, kinds)}
     lines = text.splitlines()
     parts = []
     for name in names.split():
-        if name not in found:
-            hint = did_you_mean(name, found) or f"it has {', '.join(found)}."
+        if name not in nodes:
+            hint = did_you_mean(name, nodes) or f"it has {', '.join(nodes)}."
             raise UserError(
                 f"{source}: a cell has the program {name}, which {script.name} does not "
                 f"define: {hint}"
             )
-        node = found[name]
-        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        node = nodes[name]
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         parts.append("\n".join(lines[first - 1 : node.end_lineno]))
     return "\n\n\n".join(parts)
 
@@ -136,14 +136,14 @@ def relink(
 def form_problems(notebook: "NotebookNode") -> list[str]:
     """What a notebook's form has against it: too many cells or words, a long first cell."""
     problems = []
-    own = [cell for cell in notebook.cells if "footer" not in cell.metadata.get("tags", [])]
-    if len(own) > MOST_CELLS:
-        problems.append(f"has {len(own)} cells: at most {MOST_CELLS}")
-    prose = [cell.source for cell in own if cell.cell_type == "markdown"]
+    body = [cell for cell in notebook.cells if "footer" not in cell.metadata.get("tags", [])]
+    if len(body) > MOST_CELLS:
+        problems.append(f"has {len(body)} cells: at most {MOST_CELLS}")
+    prose = [cell.source for cell in body if cell.cell_type == "markdown"]
     words = len(" ".join(prose).split())
     if words > MOST_WORDS:
         problems.append(f"has {words:,} words of prose: at most {MOST_WORDS:,}")
-    code = [cell for cell in own if cell.cell_type == "code"]
+    code = [cell for cell in body if cell.cell_type == "code"]
     if code and len(code[0].source.strip().splitlines()) > MOST_FIRST_LINES:
         problems.append(f"begins with more than {MOST_FIRST_LINES} lines of code")
     return problems
@@ -151,18 +151,22 @@ def form_problems(notebook: "NotebookNode") -> list[str]:
 
 def footer(stem: str) -> str:
     """The links at a notebook's end; "" for one that is not in the table of lessons."""
-    notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
-    places = [i for i, (_, one) in enumerate(notebooks) if one.stem == stem.removesuffix(MORE)]
+    notebooks = [(lesson, notebook) for lesson in LESSONS for notebook in lesson.notebooks]
+    places = [
+        i
+        for i, (_, notebook) in enumerate(notebooks)
+        if notebook.stem == stem.removesuffix(MORE)
+    ]
     if not places:
         return ""
     (place,) = places
     links = []
     if place:
-        lesson, one = notebooks[place - 1]
-        links.append(f"[← {lesson.number} {one.name}]({one.stem}.ipynb)")
+        lesson, notebook = notebooks[place - 1]
+        links.append(f"[← {lesson.number} {notebook.name}]({notebook.stem}.ipynb)")
     links.append("[syllabus](../lessons/README.md)")
     links.append(f"[page of this lesson](../lessons/{notebooks[place][0].slug}/README.md)")
     if place + 1 < len(notebooks):
-        lesson, one = notebooks[place + 1]
-        links.append(f"[{lesson.number} {one.name} →]({one.stem}.ipynb)")
+        lesson, notebook = notebooks[place + 1]
+        links.append(f"[{lesson.number} {notebook.name} →]({notebook.stem}.ipynb)")
     return " ·\n".join(links)

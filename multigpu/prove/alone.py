@@ -17,7 +17,11 @@ MEAN_16 = 3e-2
 
 @dataclass
 class Result:
-    """What was seen: a cause, or what holds in how many steps."""
+    """Why the ranks differ, or what holds in how many steps.
+
+    steps      the first optimizer's steps that all ranks made; with a cause, of all optimizers
+    sentence   what holds; "" with a cause
+    """
 
     steps: int
     cause: Cause | None = None
@@ -34,7 +38,7 @@ def check(records: list[RankRecord]) -> Result:
     common = [key for key in keys if all(key in steps for steps in by_key)]
     seen: dict[str, int] = defaultdict(int)
     for key in common:
-        steps = [own[key] for own in by_key]
+        steps = [rank_steps[key] for rank_steps in by_key]
         cause = _step(records, steps, key, seen)
         if cause:
             return Result(len(common), cause)
@@ -78,9 +82,9 @@ def _step(
                     **more,
                 )
             # An optimizer that reduces averages the gradients itself.
-            are_own = steps[0].placed or steps[rank].placed or steps[0].reduces
+            are_local = steps[0].placed or steps[rank].placed or steps[0].reduces
             gradients = steps[0].gradients[place], steps[rank].gradients[place]
-            if not are_own and _apart(*gradients):
+            if not are_local and _apart(*gradients):
                 return Cause(
                     "not_averaged",
                     f"in step {number} the gradient of {part.name} {who}",
@@ -97,8 +101,8 @@ def _place(part: Part) -> tuple:
     return part.name, part.shape, part.shard
 
 
-def _apart(one: np.ndarray, other: np.ndarray) -> bool:
-    return not np.linalg.norm(other - one) <= 4 * EPS * np.linalg.norm(one)
+def _apart(first: np.ndarray, other: np.ndarray) -> bool:
+    return not np.linalg.norm(other - first) <= 4 * EPS * np.linalg.norm(first)
 
 
 def _mean(
@@ -150,7 +154,7 @@ def _rows(
     seen: dict[str, int],
 ) -> Cause | None:
     rows = [rows_of(step) for step in steps]
-    if any(not len(own) for own in rows):
+    if any(not len(rank_rows) for rank_rows in rows):
         return None
     sharded = any(part.shard is not None for head in heads for part in head.parts)
     for later in range(1, len(rows)):

@@ -179,9 +179,9 @@ def _canonical(reference: list[RankRecord]) -> dict[int, _Known]:
         for place, head in record.heads.items():
             known = canonical.setdefault(place, _Known())
             weights = _first_weights(record, place)
-            found = _found(head.parts, weights, known, may_add=True)
+            numbers = _known_numbers(head.parts, weights, known, may_add=True)
             for number, part in enumerate(head.parts):
-                if number not in found:
+                if number not in numbers:
                     known.parts.append(part)
                     known.weights.append(weights[number])
     return canonical
@@ -208,8 +208,8 @@ class _Side:
                 head = record.heads.get(optimizer)
                 if head is None:
                     continue
-                found = _match(head.parts, known, record, optimizer)
-                for number, parameter in enumerate(found):
+                matched = _match(head.parts, known, record, optimizer)
+                for number, parameter in enumerate(matched):
                     holders[parameter][head.parts[number].shard].append((place, number))
             self.holders[optimizer] = [
                 tuple(
@@ -326,28 +326,30 @@ def _match(parts: list[Part], known: _Known, record: RankRecord, optimizer: int)
 
     Raises Unmatched for a part that the reference has not.
     """
-    found = _found(parts, _first_weights(record, optimizer), known)
+    numbers = _known_numbers(parts, _first_weights(record, optimizer), known)
     for number, part in enumerate(parts):
-        if number not in found:
+        if number not in numbers:
             raise Unmatched(
                 f"rank {record.rank} has a parameter {part.name} of shape {part.shape}, which "
                 f"the reference has not"
             )
-    return [found[number] for number in range(len(parts))]
+    return [numbers[number] for number in range(len(parts))]
 
 
-def _found(
+def _known_numbers(
     parts: list[Part], weights: np.ndarray, known: _Known, may_add: bool = False
 ) -> dict[int, int]:
-    """The numbers of parts among the known parameters, as far as they are found.
+    """For the number of each part that is a known parameter, that parameter's number.
 
-    With `may_add` a part with another name is another parameter, and so are those of a rank
-    that has other weights under known names: the stages of a pipeline can have the same names.
+    With `may_add`, parts are found by name and shape. If the weights under these names differ,
+    no part is found: the stages of a pipeline can have the same names.
 
-    Else by name if all names and shapes agree, or those of a stage that has the same weights
-    or shards; by order if all shapes do; else by initial weights, and where these are
-    constant, by the order between others: a stage of a pipeline can have some of the
-    parameters under other names. Then by name, for a shard has other weights.
+    Without it, the first of these rules that applies decides:
+    1. by name and shape, if all parts are found and either are all parameters or have the
+       same weights or are shards
+    2. by order, if the lists of shapes are equal
+    3. by first weights, as the longest runs that are equal in both lists; then by name what
+       is left, because a shard has other weights than the whole parameter
     """
     theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
     named = {
@@ -356,9 +358,11 @@ def _found(
         if (part.name, part.shape) in theirs
     }
     sharded = any(part.shard is not None for part in parts)
-    own = np.array([weights[number] for number in named])
+    sketches = np.array([weights[number] for number in named])
     other = np.array([known.weights[place] for place in named.values()])
-    are_same = sharded or np.linalg.norm(own - other) <= SAME_WEIGHTS * np.linalg.norm(other)
+    are_same = sharded or np.linalg.norm(sketches - other) <= SAME_WEIGHTS * np.linalg.norm(
+        other
+    )
     if may_add:
         return named if are_same else {}
     have_names = len(set(named.values())) == len(parts)
@@ -369,16 +373,16 @@ def _found(
     matcher = difflib.SequenceMatcher(
         None, _tokens(parts, weights), _tokens(known.parts, known.weights), autojunk=False
     )
-    found = {
+    numbers = {
         block.a + offset: block.b + offset
         for block in matcher.get_matching_blocks()
         for offset in range(block.size)
     }
-    taken = set(found.values())
+    taken = set(numbers.values())
     for number, place in named.items():
-        if number not in found and place not in taken:
-            found[number] = place
-    return found
+        if number not in numbers and place not in taken:
+            numbers[number] = place
+    return numbers
 
 
 def _tokens(parts: list[Part], weights: Sequence[np.ndarray]) -> list[tuple]:
@@ -409,29 +413,29 @@ def _step(
         rows = []
         band = np.zeros(len(parameters))
         for number in range(len(parameters)):
-            own = reference.values(key, number, kind)[0][1]
+            expected = reference.values(key, number, kind)[0][1]
             others = parallel.values(key, number, kind)
             if kind == "gradients":
                 missing += [
                     (number, rank)
                     for rank, value in others
                     # DataParallel gives zeros where one GPU gives none.
-                    if (value is None) != (own is None)
-                    and np.any(value if own is None else own)
+                    if (value is None) != (expected is None)
+                    and np.any(value if expected is None else expected)
                 ]
-            own = np.zeros(64) if own is None else own
+            expected = np.zeros(64) if expected is None else expected
             present = [(rank, value) for rank, value in others if value is not None]
-            rows.append(_distances(own, present))
+            rows.append(_distances(expected, present))
             for side in bands:
                 value = side.values(key, number, kind)[0][1]
                 if value is not None:
-                    band[number] = max(band[number], float(np.linalg.norm(value - own)))
+                    band[number] = max(band[number], float(np.linalg.norm(value - expected)))
             if kind == "gradients" and present:
                 first = present[0][1]
                 for rank, value in present[1:]:
                     to_first[rank] += (value @ first, value @ value, first @ first)
                 mean = np.mean([value for _, value in present], axis=0)
-                dot, square, other = own @ mean, own @ own, mean @ mean
+                dot, square, other = expected @ mean, expected @ expected, mean @ mean
                 ratio[number] = dot / square if square else 1.0
                 cosine[number] = _cosine((dot, square, other))
         scale, off, off_rank, apart = map(np.array, zip(*rows, strict=True))
@@ -488,13 +492,13 @@ def _cosine(products: Sequence[float]) -> float:
 
 
 def _distances(
-    own: np.ndarray, others: list[tuple[int, np.ndarray]]
+    expected: np.ndarray, others: list[tuple[int, np.ndarray]]
 ) -> tuple[float, float, int, float]:
     """scale, off, off_rank, apart of one parameter."""
-    scale = float(np.linalg.norm(own))
+    scale = float(np.linalg.norm(expected))
     if not others:
         return scale, 0.0, 0, 0.0
-    off = [float(np.linalg.norm(value - own)) for _, value in others]
+    off = [float(np.linalg.norm(value - expected)) for _, value in others]
     apart = [float(np.linalg.norm(value - others[0][1])) for _, value in others]
     farthest = _largest(off)
     return scale, off[farthest], others[farthest][0], apart[_largest(apart)]
@@ -513,9 +517,9 @@ def _untrained(
     """(name, relative distance, limit, rank) of the "buffers", or of what is "frozen"."""
     first = next(record for record in reference.records if key[0] in record.heads)
     names = getattr(first.heads[key[0]], kind)
-    own = dict(zip(names, getattr(reference.steps(key)[0], kind), strict=False))
-    found = []
-    for name, value in own.items():
+    expected = dict(zip(names, getattr(reference.steps(key)[0], kind), strict=False))
+    distances = []
+    for name, value in expected.items():
         scale = max(float(np.linalg.norm(value)), 1e-30)
         band, off, off_rank = 0.0, 0.0, 0
         for side in (*bands, parallel):
@@ -529,14 +533,14 @@ def _untrained(
                     band = max(band, distance)
                 elif not distance <= off:
                     off, off_rank = distance, record.rank
-        found.append((name, off, FACTOR * band + 64 * EPS, off_rank))
-    return found
+        distances.append((name, off, FACTOR * band + 64 * EPS, off_rank))
+    return distances
 
 
 def _in_any_order(
     buffers: list[tuple[str, float, float, int]], key: Key, reference: _Side, parallel: _Side
 ) -> tuple[list[tuple[str, float, float, int]], list[str]]:
-    """What _untrained says of buffers, and which of them are only in another order.
+    """The rows of `buffers`, and the names of those that only have another order.
 
     A queue of what all ranks have gathered, as in MoCo, has the rows in the ranks' order.
     """
@@ -549,16 +553,16 @@ def _in_any_order(
     first = next(record for record in reference.records if key[0] in record.heads)
     for name, off, limit, rank in buffers:
         if not off <= limit:
-            own = moments(first, reference.steps(key)[0], name)
+            expected = moments(first, reference.steps(key)[0], name)
             others = [
                 moments(record, steps[key], name)
                 for record, steps in zip(parallel.records, parallel.by_key, strict=True)
                 if key in steps
             ]
             # Limits are relative to the norm, whose square is the second sum.
-            size = np.array([math.sqrt(own[1]), own[1], own[1] ** 1.5])
+            size = np.array([math.sqrt(expected[1]), expected[1], expected[1] ** 1.5])
             if all(
-                other is None or (np.abs(other - own) <= limit * size).all()
+                other is None or (np.abs(other - expected) <= limit * size).all()
                 for other in others
             ):
                 off = 0.0
@@ -567,12 +571,12 @@ def _in_any_order(
     return result, reordered
 
 
-def match_rows(one: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:
-    """How many rows are in both, in `one` alone, and in `other` alone, as multisets.
+def match_rows(first: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:
+    """How many rows are in both, in `first` alone, and in `other` alone, as multisets.
 
     Rows are equal if their numbers are, up to 1e-6 of the largest.
     """
-    a, b = np.sort(one), np.sort(other)
+    a, b = np.sort(first), np.sort(other)
     tolerance = 1e-6 * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0), 1e-30)
     both = i = j = 0
     while i < len(a) and j < len(b):

@@ -25,19 +25,19 @@ class Unknown(Exception):
         self.tail = tail
 
 
-def no_step(run: Run, what: str, planned: Plan, timeout: float) -> Unknown:
+def no_step(run: Run, label: str, planned: Plan, timeout: float) -> Unknown:
     if run.code != 0:
-        return ended_badly(run, what, planned, timeout)
+        return ended_badly(run, label, planned, timeout)
     return Unknown(
         "no_optimizer",
-        f"{what} made no step of a torch.optim optimizer",
+        f"{label} made no step of a torch.optim optimizer",
         "prove a program that calls step() of a torch.optim optimizer, and passes its "
         "environment on to the processes that it starts",
         _tail(run),
     )
 
 
-def ended_badly(run: Run, what: str, planned: Plan, timeout: float) -> Unknown:
+def ended_badly(run: Run, label: str, planned: Plan, timeout: float) -> Unknown:
     """The sentence about a run that failed or hung, and the end of its output."""
     records = run.records()
     step = 1 + min(
@@ -53,7 +53,7 @@ def ended_badly(run: Run, what: str, planned: Plan, timeout: float) -> Unknown:
         where = "; ".join(places) or "no process says where"
         return Unknown(
             "hang",
-            f"{what} hangs in step {step}: it made no step for {timeout:g} s, and "
+            f"{label} hangs in step {step}: it made no step for {timeout:g} s, and "
             f"was ended: {where}",
             "let all ranks call the same collectives in the same order; if the program "
             "was only slow, give a longer --timeout",
@@ -63,8 +63,8 @@ def ended_badly(run: Run, what: str, planned: Plan, timeout: float) -> Unknown:
     failure = _first_failure(run, records)
     return Unknown(
         "crash",
-        f"{what} failed in step {step}" + (failure.text if failure else f" with {how}"),
-        _first_to_mend(what, failure, planned),
+        f"{label} failed in step {step}" + (failure.text if failure else f" with {how}"),
+        _first_to_mend(label, failure, planned),
         (failure and failure.trace) or _tail(run),
         step=step,
         rank=failure.rank if failure else None,
@@ -92,7 +92,7 @@ def rank_that_ended(parallel: Run, comparison: Comparison) -> Cause | None:
     )
 
 
-def _first_to_mend(what: str, failure: "_Failure | None", planned: Plan) -> str:
+def _first_to_mend(label: str, failure: "_Failure | None", planned: Plan) -> str:
     """What to do about a run that failed."""
     text = failure.text if failure else ""
     if planned.ranks is None and needs_torchrun(text):
@@ -100,7 +100,7 @@ def _first_to_mend(what: str, failure: "_Failure | None", planned: Plan) -> str:
     if planned.gpus is None and not planned.real and any(words in text for words in NO_GPU):
         return f"the program needs GPUs: give --gpus {planned.ranks or 2} for virtual ones"
     return "mend that first: what it printed last stands above" + (
-        _other_reference(planned) if what == "the reference" else ""
+        _other_reference(planned) if label == "the reference" else ""
     )
 
 
@@ -123,11 +123,11 @@ def _first_failure(run: Run, records: list[RankRecord]) -> "_Failure | None":
         for note in run.notes(FAILED_PREFIX)
         if not note["error"].startswith(("ChildFailedError", "ProcessRaisedException"))
     ]
-    own = [
+    errors = [
         note for note in notes if not any(lost in note["error"] for lost in CONNECTION_LOST)
     ]
-    if own:
-        first = own[0]
+    if errors:
+        first = errors[0]
         text = f" on rank {first['rank']}: {first['error']}"
         return _Failure(first["rank"], text, _end_of(run.with_own_paths(first["trace"])))
     silent = {record.rank for record in records} - {note["rank"] for note in notes}

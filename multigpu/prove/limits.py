@@ -35,5 +35,5 @@ def sharp(comparison: Comparison) -> list[StepDistances]:
 
 def largest(steps: list[StepDistances]) -> tuple[float, float]:
     """The largest relative difference of weights or gradients in all steps, and its limit."""
-    found = [distances.relative() for step in steps for distances in step.kinds.values()]
-    return max(found, key=lambda pair: (np.isnan(pair[0]), pair[0]))
+    differences = [distances.relative() for step in steps for distances in step.kinds.values()]
+    return max(differences, key=lambda pair: (np.isnan(pair[0]), pair[0]))

@@ -46,8 +46,8 @@ class Plan:
     ranks       the ranks that the launcher starts; None if the program starts them itself
     gpus        the number of virtual GPUs; None: the CPU, or this machine's own GPUs
     real        whether the runs use this machine's GPUs
-    given       whether --reference or --against gave the reference
     against     the number of ranks of the reference
+    reference_given   whether --reference gave the reference
     words       the command as it was given
     """
 
@@ -56,14 +56,14 @@ class Plan:
     ranks: int | None
     gpus: int | None
     real: bool
-    given: bool = False
+    reference_given: bool = False
     against: int = 1
     words: tuple[str, ...] = ()
 
     @property
     def may_have_ranks(self) -> bool:
         """Whether the reference can have several ranks that meet at a port of their own."""
-        return self.given or self.against > 1 or self.ranks is None
+        return self.reference_given or self.against > 1 or self.ranks is None
 
 
 def make(
@@ -126,7 +126,7 @@ def make(
         ranks=ranks,
         gpus=number if virtual else None,
         real=real,
-        given=reference is not None,
+        reference_given=reference is not None,
         against=against or 1,
         words=tuple(words),
     )

@@ -239,13 +239,13 @@ def end_all(run: Run) -> None:
 
 def _processes(folder: Path) -> list[psutil.Process]:
     mark = json.dumps({"folder": str(folder)})[1:-1]
-    found = []
+    ours = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             is_ours = any(mark in value for value in process.environ().values())
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                ours.append(process)
+    return ours
 
 
 def _cpu_seconds(folder: Path) -> float:

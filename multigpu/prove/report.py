@@ -88,8 +88,8 @@ def _step(step: StepDistances) -> dict[str, Any]:
         "losses": {
             "reference": [_finite(loss) for loss in step.reference[0].losses],
             **{
-                f"rank {rank}": [_finite(loss) for loss in own.losses]
-                for rank, own in zip(step.ranks, step.parallel, strict=True)
+                f"rank {rank}": [_finite(loss) for loss in rank_step.losses]
+                for rank, rank_step in zip(step.ranks, step.parallel, strict=True)
             },
         },
         **{
@@ -189,7 +189,7 @@ def draw(proof: Proof) -> "Figure":
         )
     above.set_yscale("log")
     above.set_ylabel("distance ÷ norm\n(lowest: none)")
-    figure.suptitle(_title(proof), fontsize=9, x=0.01, ha="left")
+    figure.suptitle(textwrap.fill(proof.line, 120), fontsize=9, x=0.01, ha="left")
     above.set_ylim(bottom=SMALLEST)
     above.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     times = np.array(
@@ -219,7 +219,3 @@ def draw(proof: Proof) -> "Figure":
     bar.ax.set_yticklabels(["1/1000", "the limit", "1000 ×"], fontsize=7)
     below.set_title("gradient's difference ÷ its limit", fontsize=9, loc="left")
     return figure
-
-
-def _title(proof: Proof) -> str:
-    return "\n".join(textwrap.wrap(proof.line, 120))

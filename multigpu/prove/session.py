@@ -139,14 +139,14 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.batch_times = 1
         self.order: Order | None = None
-        # The GPUs that a reference of one rank sees.
-        self.one = 1
+        # The number of GPUs that a reference of one rank sees.
+        self.reference_gpus = 1
         self.started = 0
         # What learning rates are multiplied by, in all runs.
         self.rate = 1.0
 
     def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
-        """The proof with what all have."""
+        """A Proof with this session's commands, notes and seconds."""
         return Proof(
             verdict,
             line,
@@ -167,8 +167,8 @@ class Session:
     def prove(self) -> Proof:
         """Compare the command with its reference."""
         reference, bands = self.references(self.steps)
-        own = reference.records()
-        steps = sum(step.optimizer == 0 for step in own[0].steps)
+        reference_records = reference.records()
+        steps = sum(step.optimizer == 0 for step in reference_records[0].steps)
         parallel = self.parallel_run(steps)
         others = parallel.records()
         if len(others) == 1 and _gpus(others) < 2:
@@ -179,7 +179,7 @@ class Session:
                 "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses "
                 "several GPUs itself",
             )
-        comparison = self.compare(own, others, bands)
+        comparison = self.compare(reference_records, others, bands)
         cause = find(comparison)
         if cause and cause.kind in OTHER_ROWS and cause.step == 1:
             comparison, cause = self.with_the_same_rows(comparison, cause, others, steps)
@@ -205,9 +205,13 @@ class Session:
                 return self.references(steps)
         runs.append(self.reference_run("rounding-1", steps, disturb=1))
         self.wait_for_all([run for run in runs if run.code is None and not run.waits])
-        if not runs[0].records() and self.plan.ranks and (self.plan.gpus or 1) > self.one:
+        if (
+            not runs[0].records()
+            and self.plan.ranks
+            and (self.plan.gpus or 1) > self.reference_gpus
+        ):
             # Some programs want to see several GPUs also with one rank.
-            self.one = self.plan.gpus
+            self.reference_gpus = self.plan.gpus
             return self.references(steps)
         for place, run in enumerate(runs):
             if not run.completed and run.port_in_use:
@@ -216,7 +220,7 @@ class Session:
                 self.wait_for_all([runs[place]])
         self.check(runs, "the reference", optional=runs[1:])
         many = _world(runs[0].records())
-        if many > self.plan.against and not self.plan.given:
+        if many > self.plan.against and not self.plan.reference_given:
             raise Unknown(
                 "same_ranks",
                 f"the reference trained on {many} ranks, too, because the program itself "
@@ -229,24 +233,29 @@ class Session:
         """Whether the program starts ranks itself, and a flag of its own for their number is
         now 1 in the reference's command.
         """
-        one = plan.with_one(self.plan.words)
+        command = plan.with_one(self.plan.words)
         alone = run.records() and _world(run.records()) == 1
-        if alone or self.plan.ranks is not None or self.plan.given or one is None:
+        if (
+            alone
+            or self.plan.ranks is not None
+            or self.plan.reference_given
+            or command is None
+        ):
             return False
-        if self.plan.reference == command_line(one):
+        if self.plan.reference == command_line(command):
             return False
-        self.plan = replace(self.plan, reference=command_line(one))
-        self.notes.append(f"the reference ran as {processes.shown(one)}")
+        self.plan = replace(self.plan, reference=command_line(command))
+        self.notes.append(f"the reference ran as {processes.shown(command)}")
         return True
 
     def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
         """Start the reference; with `disturb` it rounds otherwise."""
         gpus = self.plan.gpus
-        if gpus and not self.plan.given:
-            gpus = max(self.plan.against, self.one)
+        if gpus and not self.plan.reference_given:
+            gpus = max(self.plan.against, self.reference_gpus)
         alias = gpus == 1
         # A program that starts no ranks uses all GPUs that it sees.
-        one_real = self.plan.real and not self.plan.given and self.plan.ranks is None
+        one_real = self.plan.real and not self.plan.reference_given and self.plan.ranks is None
         split = (self.plan.ranks or 2) if disturb else 1
         self.started += 1
         wishes = Settings(
@@ -281,23 +290,23 @@ class Session:
         for run in runs:
             self.seconds[run.name] = round(run.seconds, 2)
 
-    def check(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
+    def check(self, runs: list[Run], label: str, optional: Sequence[Run] = ()) -> None:
         """Raise Unknown if a run that is needed has made no step, or the reference failed."""
         for run in runs:
             if run not in optional and not run.records():
-                raise failures.no_step(run, what, self.plan, self.timeout)
-        if what == "the reference" and not runs[0].completed:
-            raise failures.ended_badly(runs[0], what, self.plan, self.timeout)
+                raise failures.no_step(run, label, self.plan, self.timeout)
+        if label == "the reference" and not runs[0].completed:
+            raise failures.ended_badly(runs[0], label, self.plan, self.timeout)
 
     def compare(
-        self, own: list[RankRecord], others: list[RankRecord], bands: list[Run]
+        self, reference: list[RankRecord], others: list[RankRecord], bands: list[Run]
     ) -> Comparison:
         if not bands:
             self.notes.append(
                 "the run with other rounding did not end as the reference did, so the limit "
                 "is that of float32 sums alone"
             )
-        return compare(own, others, [run.records() for run in bands])
+        return compare(reference, others, [run.records() for run in bands])
 
     def with_the_same_rows(
         self, comparison: Comparison, cause: Cause, others: list[RankRecord], steps: int
@@ -318,20 +327,20 @@ class Session:
         except Unknown:
             # A program that counts on its own batch size.
             return comparison, _with_command(cause, self.plan, self.batch_times)
-        own = reference.records()
-        if len(_first_rows(own)) != together:
+        records = reference.records()
+        if len(_first_rows(records)) != together:
             return comparison, _with_command(cause, self.plan, self.batch_times)
-        comparison = self.compare(own, others, bands)
+        comparison = self.compare(records, others, bands)
         cause = find(comparison)
         words = plan.with_batch_times(self.plan.reference, self.batch_times)
         if cause and cause.kind in RATES and self.batch_times > 1:
-            found = words and self.with_its_flag(words, others, steps, together)
-            if found:
-                return found
+            result = words and self.with_its_flag(words, others, steps, together)
+            if result:
+                return result
             cause = _with_rate(cause, comparison, self.batch_times)
         if self.batch_times > 1:
             hint = f", as with --reference {quoted(words)}" if words and not self.order else ""
-            ranks = "one rank" if len(own) == 1 else pluralize(len(own), "rank")
+            ranks = "one rank" if len(records) == 1 else pluralize(len(records), "rank")
             self.notes.append(
                 f"with {ranks} the program reads {alone} rows a step, {len(others)} ranks "
                 f"read {together}: the reference ran with the batch size of its DataLoaders "
@@ -354,9 +363,9 @@ class Session:
         self.plan, self.batch_times = replace(self.plan, reference=words), 1
         with suppress(Unknown):
             reference, bands = self.references(steps)
-            own = reference.records()
-            if len(_first_rows(own)) == together:
-                comparison = self.compare(own, others, bands)
+            records = reference.records()
+            if len(_first_rows(records)) == together:
+                comparison = self.compare(records, others, bands)
                 cause = find(comparison)
                 if cause is None or cause.kind not in RATES:
                     self.notes.append(
@@ -419,7 +428,7 @@ class Session:
     # ---- the verdict -----------------------------------------------------------------------
 
     def concluded(self, comparison: Comparison, cause: Cause | None, parallel: Run) -> Proof:
-        who, one = self._who(comparison)
+        who, reference = self._who(comparison)
         cause = cause and self._named(cause)
         if cause and cause.unknown:
             return self.unknown(cause, comparison=comparison)
@@ -430,7 +439,7 @@ class Session:
         if cause:
             return self.proof(
                 "fails",
-                f"proof: {who} differ from {one} from step {cause.step} on: "
+                f"proof: {who} differ from {reference} from step {cause.step} on: "
                 f"{cause.sentence.removeprefix(f'in step {cause.step} ')}: fails",
                 cause=cause,
                 comparison=comparison,
@@ -463,7 +472,7 @@ class Session:
             comparison = replace(comparison, steps=steps)
         return self.proof(
             "holds",
-            f"proof: {who} equal {one} in {which}: largest difference "
+            f"proof: {who} equal {reference} in {which}: largest difference "
             f"{difference:.1e}, rounding explains {limit:.0e}: holds",
             comparison=comparison,
         )
@@ -472,7 +481,7 @@ class Session:
         ranks = len(comparison.parallel)
         gpus = _gpus(comparison.parallel)
         who = pluralize(gpus, "GPU") if ranks == 1 else pluralize(ranks, "rank")
-        if self.plan.given:
+        if self.plan.reference_given:
             larger = f", whose batch is {self.batch_times} times its own,"
             return who, f"the reference{larger if self.batch_times > 1 else ''}"
         if self.plan.against > 1:
@@ -481,7 +490,7 @@ class Session:
 
     def _named(self, cause: Cause) -> Cause:
         """The cause; a reference that is not one GPU is called the reference."""
-        if self.plan.against == 1 and not self.plan.given:
+        if self.plan.against == 1 and not self.plan.reference_given:
             return cause
         sentence, remedy = (
             text.replace("on one GPU", "in the reference").replace("one GPU", "the reference")
@@ -530,9 +539,9 @@ def _same_steps(run: Run, reference: "Run | list[RankRecord]") -> bool:
     def steps(records: list[RankRecord]) -> list:
         return [(step_key(step), step.skipped) for step in records[0].steps]
 
-    own = reference.records() if isinstance(reference, Run) else reference
+    reference_records = reference.records() if isinstance(reference, Run) else reference
     records = run.records()
-    return bool(records) and run.completed and steps(records) == steps(own)
+    return bool(records) and run.completed and steps(records) == steps(reference_records)
 
 
 def _first_rows(reference: list[RankRecord]) -> np.ndarray:
@@ -552,12 +561,19 @@ def _world(records: list[RankRecord]) -> int:
 
 def _order(reference: Step, parallel: Step, record: RankRecord) -> Order | None:
     """The order of the ranks' DistributedSampler, if the reference reads in another one."""
-    own, theirs = reference.loader, parallel.loader
-    if own is None or theirs is None or theirs.sampler != "DistributedSampler":
+    reference_loader, parallel_loader = reference.loader, parallel.loader
+    if (
+        reference_loader is None
+        or parallel_loader is None
+        or parallel_loader.sampler != "DistributedSampler"
+    ):
         return None
-    if own.sampler not in ("RandomSampler", "SequentialSampler") or own.rows != theirs.rows:
+    if (
+        reference_loader.sampler not in ("RandomSampler", "SequentialSampler")
+        or reference_loader.rows != parallel_loader.rows
+    ):
         return None
-    if not (own.shuffle or theirs.shuffle):
+    if not (reference_loader.shuffle or parallel_loader.shuffle):
         return None
     epochs = {
         step.epoch: step.loader.set_epoch
@@ -565,10 +581,10 @@ def _order(reference: Step, parallel: Step, record: RankRecord) -> Order | None:
         if step.loader is not None and step.optimizer == 0
     }
     return Order(
-        own.sampler,
-        own.rows,
-        theirs.seed,
-        theirs.shuffle,
+        reference_loader.sampler,
+        reference_loader.rows,
+        parallel_loader.seed,
+        parallel_loader.shuffle,
         [epochs[key] for key in sorted(epochs)],
     )
 
@@ -584,8 +600,10 @@ def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:
 def _with_rate(cause: Cause, comparison: Comparison, times: int) -> Cause:
     """The cause; what to do if the rate grows as the batch that the reference was given."""
     step = next(step for step in comparison.steps if step.number == cause.step)
-    own, other = (steps[0].options[0]["lr"] for steps in (step.reference, step.parallel))
-    if abs(other - times * own) > 1e-6 * abs(other):
+    reference_rate, parallel_rate = (
+        steps[0].options[0]["lr"] for steps in (step.reference, step.parallel)
+    )
+    if abs(parallel_rate - times * reference_rate) > 1e-6 * abs(parallel_rate):
         return cause
     remedy = (
         f"if the rate is meant to grow with the batch, give a --reference with {times} times "

@@ -62,14 +62,14 @@ def _copy(source: Path, target: Path) -> Path:
     left = MOST
     waiting = [(source, target)]
     while waiting:
-        folder, own = waiting.pop(0)
-        own.mkdir(parents=True)
+        folder, destination = waiting.pop(0)
+        destination.mkdir(parents=True)
         for entry in _entries(folder):
             if target.is_relative_to(entry.path):
                 # Temporary files are in the working folder itself.
                 continue
             left -= 1
-            place = own / entry.name
+            place = destination / entry.name
             if entry.is_dir(follow_symlinks=False) and left > 0 and _is_copied(entry):
                 waiting.append((Path(entry.path), place))
             elif _is_small_file(entry):

@@ -185,11 +185,11 @@ def _read(
     for event, end in slowed(timeline, slowdown):
         if event.phase == "backward" and forward_end is None:
             forward_end = before
-        what, _, name = timeline.notes.get(event, "").partition(" ")
-        if what == "in":
+        direction, _, name = timeline.notes.get(event, "").partition(" ")
+        if direction == "in":
             ready[name] = end
             copies_in += end - before
-        elif what == "out":
+        elif direction == "out":
             if backward_end is None:
                 backward_end = before
             copy_out[name] = end - before

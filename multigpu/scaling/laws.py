@@ -35,8 +35,8 @@ def fit_amdahl(gpus: Sequence[float], speed_ups: Sequence[float]) -> float:
     A negative share means that GPUs were more than n times as fast.
     """
     rest = [1 - 1 / n for n in gpus]
-    found = [1 / speed_up - 1 / n for n, speed_up in zip(gpus, speed_ups, strict=True)]
+    excess = [1 / speed_up - 1 / n for n, speed_up in zip(gpus, speed_ups, strict=True)]
     if not any(rest):
         raise ValueError("a serial share needs a measurement with more than one GPU")
     # The slope of the line through the origin.
-    return sum(a * b for a, b in zip(rest, found, strict=True)) / sum(a * a for a in rest)
+    return sum(a * b for a, b in zip(rest, excess, strict=True)) / sum(a * a for a in rest)

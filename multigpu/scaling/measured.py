@@ -35,17 +35,18 @@ def kernel_factor(
             f"give a time greater than 0, and at least one sample."
         )
     (steps,) = profile_any(workload, gpu, [samples], precision, FACTORS).values()
-    found = [step.alone for step in steps]
-    if not found[0] <= seconds <= found[-1]:
-        simulated = found[FACTORS.index(1.0)]
+    step_times = [step.alone for step in steps]
+    if not step_times[0] <= seconds <= step_times[-1]:
+        simulated = step_times[FACTORS.index(1.0)]
         raise UserError(
             f"--step-ms is {1e3 * seconds:g}, but a step with {samples} samples of "
             f"{workload.name} on {gpu.name} is simulated to take {1e3 * simulated:.3g} ms, "
-            f"and {1e3 * found[0]:.3g} to {1e3 * found[-1]:.3g} with kernels 8 times as fast "
-            f"or slow: compare the model, the GPU, the precision and --step-samples."
+            f"and {1e3 * step_times[0]:.3g} to {1e3 * step_times[-1]:.3g} with kernels 8 "
+            f"times as fast or slow: compare the model, the GPU, the precision and "
+            f"--step-samples."
         )
     # Between two factors the time is almost a line.
-    upper = next(n for n in range(1, len(found)) if found[n] >= seconds)
-    rise = found[upper] - found[upper - 1]
-    part = (seconds - found[upper - 1]) / rise if rise else 1.0
+    upper = next(n for n in range(1, len(step_times)) if step_times[n] >= seconds)
+    rise = step_times[upper] - step_times[upper - 1]
+    part = (seconds - step_times[upper - 1]) / rise if rise else 1.0
     return FACTORS[upper - 1] + part * (FACTORS[upper] - FACTORS[upper - 1])

@@ -18,9 +18,9 @@ def gather(folder: Path) -> None:
     """
     drawn: list[Path] = []
     # Tasks of a job array draw the same folder: one may have ended while this one drew.
-    while (found := sorted(folder.glob("*/metrics.json"))) != drawn:
-        drawn = found
-        curves = speed_ups(_runs(found))
+    while (paths := sorted(folder.glob("*/metrics.json"))) != drawn:
+        drawn = paths
+        curves = speed_ups(_runs(paths))
         if curves:
             _draw(curves, folder / "scaling.png")
         else:
@@ -39,8 +39,8 @@ def speed_ups(runs: list[dict]) -> dict[str, dict[int, float]]:
     """
     curves = {}
     for kind in ("strong", "weak"):
-        own = [run for run in runs if run["scaling"] == kind]
-        points = {run["world_size"]: run["images_per_s"] for run in own}
+        of_kind = [run for run in runs if run["scaling"] == kind]
+        points = {run["world_size"]: run["images_per_s"] for run in of_kind}
         if 1 in points:
             curves[kind] = {n: points[n] / points[1] for n in sorted(points)}
     return curves

@@ -141,8 +141,8 @@ def predict(
     joined = cluster.network(link, between_nodes, gpus_per_node)
     sizes = cluster.check_sizes(gpus, joined)
     per_gpus = cluster.split(sizes, global_batch, per_gpu, workload.batch)
-    one = global_batch or per_gpu or workload.batch
-    batches = sorted({one, *per_gpus.values()})
+    single_batch = global_batch or per_gpu or workload.batch
+    batches = sorted({single_batch, *per_gpus.values()})
     if measured:
         factors = (kernel_factor(measured, workload, gpu, precision),)
 
@@ -153,12 +153,12 @@ def predict(
         samples = per_gpus[count]
         estimates = [
             _estimate(compute, alone, group, spread, loader)
-            for compute, alone in zip(steps[samples], steps[one], strict=True)
+            for compute, alone in zip(steps[samples], steps[single_batch], strict=True)
         ]
-        linear = count * one / steps[one][0].alone
+        linear = count * single_batch / steps[single_batch][0].alone
         memory = steps[samples][0].memory
         rows.append(Row(count, samples, tuple(estimates), linear, memory))
-    sent = sum(gradient.nbytes for gradient in steps[one][0].gradients)
+    sent = sum(gradient.nbytes for gradient in steps[single_batch][0].gradients)
     return Prediction(
         workload,
         gpu,
@@ -174,15 +174,15 @@ def predict(
 
 
 def _estimate(
-    compute: Compute, one: Compute, group: Group, spread: float, loader: Loader | None
+    compute: Compute, single: Compute, group: Group, spread: float, loader: Loader | None
 ) -> Estimate:
-    """The step of `group`, whose ranks compute `compute`; a single GPU computes `one`.
+    """The step of `group`, whose ranks compute `compute`; a single GPU computes `single`.
 
     The causes are added one after the other, so their order decides how much of an overlap
     each of them gets.
     """
     slow = slowest(group.ranks, spread)
-    ideal = one.alone * compute.samples / one.samples
+    ideal = single.alone * compute.samples / single.samples
     stages = {SMALL: compute.alone}
     if group.ranks == 1:
         stages |= dict.fromkeys(

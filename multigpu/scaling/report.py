@@ -40,16 +40,16 @@ def table(prediction: Prediction) -> str:
     head = ("GPUs", "per GPU", "ms per step", unit, "linear", "speed-up", "efficiency")
     lines = [head]
     for row in prediction.rows:
-        found = row.estimates
+        estimates = row.estimates
         lines.append(
             (
                 f"{row.gpus:,}",
                 f"{row.per_gpu:,}",
-                _range(found, lambda estimate: _digits(1e3 * estimate.seconds)),
-                _range(found, lambda estimate: _digits(estimate.samples_per_s)),
+                _range(estimates, lambda estimate: _digits(1e3 * estimate.seconds)),
+                _range(estimates, lambda estimate: _digits(estimate.samples_per_s)),
                 _digits(row.linear),
-                _range(found, lambda estimate: _digits(estimate.speed_up)),
-                _range(found, lambda estimate: f"{estimate.efficiency:.0%}"),
+                _range(estimates, lambda estimate: _digits(estimate.speed_up)),
+                _range(estimates, lambda estimate: f"{estimate.efficiency:.0%}"),
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -130,12 +130,12 @@ def bend(prediction: Prediction, speed: int = 0) -> str:
 def _reach(row: Row, speed: int) -> str:
     """A sentence: what the efficiency of this number of GPUs is a share of."""
     estimate = row.estimates[speed]
-    one = "one GPU"
+    reference = "one GPU"
     if estimate.losses.get(INPUT):
-        one += " that never waits for data"
+        reference += " that never waits for data"
     if row.gpus == 1:
-        return f"1 GPU reaches {estimate.efficiency:.0%} of the speed of {one}."
-    linear = f"{row.gpus:,} times the speed of {one}"
+        return f"1 GPU reaches {estimate.efficiency:.0%} of the speed of {reference}."
+    linear = f"{row.gpus:,} times the speed of {reference}"
     return f"Together, {row.gpus:,} GPUs reach {estimate.efficiency:.0%} of {linear}."
 
 
@@ -180,9 +180,9 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _range(found: tuple[Estimate, ...], show: Callable[[Estimate], str]) -> str:
+def _range(estimates: tuple[Estimate, ...], show: Callable[[Estimate], str]) -> str:
     """The value of each estimate, once if they look the same."""
-    return " … ".join(dict.fromkeys(map(show, found)))
+    return " … ".join(dict.fromkeys(map(show, estimates)))
 
 
 def _digits(number: float) -> str:

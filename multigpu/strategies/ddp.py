@@ -188,13 +188,13 @@ class DDPStrategy(Strategy):
             # mpirun and horovodrun expect the number of ranks on all nodes together.
             flag = template.format(wanted) if template else f"-np {wanted * world.nodes}"
             if self.processes_per_node:
-                what = f"{pluralize(wanted, 'rank')} per node"
+                expected = f"{pluralize(wanted, 'rank')} per node"
                 alternative = ""
             else:
-                what = pluralize(wanted, "device")
+                expected = pluralize(wanted, "device")
                 alternative = f", or devices={world.local_size}"
             raise UserError(
-                f"strategy {self.name!r} wants {what}, but {world.launcher} started "
+                f"strategy {self.name!r} wants {expected}, but {world.launcher} started "
                 f"{pluralize(world.local_size, 'rank')} on this node: "
                 f"write '{flag}'{alternative}.",
                 already_reported,

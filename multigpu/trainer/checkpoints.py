@@ -161,23 +161,23 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
     """
     path = run.state.ckpt_path
     _restore_optimizers(run, content, path)
-    own = content[OWN_KEY]
+    progress = content[OWN_KEY]
     fit = run.fit_loop
     state = run.state
     state.global_step = content["global_step"]
-    state.batches_that_stepped = own["batches_that_stepped"]
+    state.batches_that_stepped = progress["batches_that_stepped"]
     state.current_epoch = content["epoch"]
-    fit.total_batches = own["total_batches"]
-    fit.batches_done = own["batches_done"]
-    fit.todo = own["todo"]
-    monitored = {name: torch.tensor(value) for name, value in own["monitored"].items()}
+    fit.total_batches = progress["total_batches"]
+    fit.batches_done = progress["batches_done"]
+    fit.todo = progress["todo"]
+    monitored = {name: torch.tensor(value) for name, value in progress["monitored"].items()}
     run.state.metrics.callback.update(monitored)
-    if own["epoch_done"]:
+    if progress["epoch_done"]:
         # The schedulers that monitor a metric had not stepped when the file was written.
         if monitored:
             fit.step_schedulers("epoch", plateau=True)
         state.current_epoch += 1
-    _restore_random_states(run, own["random"])
+    _restore_random_states(run, progress["random"])
     run.report(f"Restored all states from the checkpoint at {path}")
 
 

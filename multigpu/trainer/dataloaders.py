@@ -36,7 +36,7 @@ def find(run: Run, name: str) -> Any:
     loader = run.find_loader(name)
     if run.settings.overfit_batches and run.state.fn == "fit":
         if isinstance(loader, (list, tuple, Mapping)):
-            loader = [_in_order(run, name, each) for each in as_list(loader)]
+            loader = [_in_order(run, name, item) for item in as_list(loader)]
         else:
             loader = _in_order(run, name, loader)
     run.state.loaders[name] = loader

@@ -205,9 +205,9 @@ class EvaluationLoop:
         strategy = self.run.strategy
         uneven = self.uneven and ("_step" in hook or "_batch_" in hook)
         if uneven or len(set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
-            what = "numbers of batches" if uneven else "shapes"
+            difference = "numbers of batches" if uneven else "shapes"
             raise UserError(
-                f"self.all_gather in {self.stage}: the ranks have different {what}. "
+                f"self.all_gather in {self.stage}: the ranks have different {difference}. "
                 f"Call it at the epoch's end, with tensors of one shape.",
                 already_reported=not strategy.is_global_zero,
             )

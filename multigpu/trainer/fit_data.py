@@ -77,14 +77,14 @@ class FitData:
         """Make the validation dataloaders, unless they are there."""
         if not self.validates or self.validation is not None:
             return
-        found = dataloaders.as_list(dataloaders.find(self.run, "val"))
-        self._same("the number of validation dataloaders", len(found))
-        self.validation = EvaluationLoop(self.run, "validate", found)
+        loaders = dataloaders.as_list(dataloaders.find(self.run, "val"))
+        self._same("the number of validation dataloaders", len(loaders))
+        self.validation = EvaluationLoop(self.run, "validate", loaders)
 
-    def _same(self, what: str, value: Any) -> None:
+    def _same(self, subject: str, value: Any) -> None:
         """Raises UserError on all ranks if the ranks' values differ."""
         strategy = self.run.strategy
-        same_everywhere(strategy.world, what, value, strategy.gather_objects)
+        same_everywhere(strategy.world, subject, value, strategy.gather_objects)
 
     def _shortest_of_ranks(self, batches: float) -> float:
         """Return the smallest number of batches of any rank; unsharded loaders can differ."""

@@ -40,32 +40,32 @@ class Hooks:
 
     def find(self, name: str) -> tuple[list[Callable], Callable | None]:
         """The callbacks' overrides of the hook, and the module's, or None."""
-        found = self.known.get(name)
-        if found is None:
+        hooks = self.known.get(name)
+        if hooks is None:
             callbacks = [
                 getattr(callback, name)
                 for callback in self.callbacks
                 if is_overridden(name, callback, Callback)
                 and not (callback.monitors and name == "on_train_epoch_end")
             ]
-            own = getattr(self.module, name) if self.overrides(name) else None
-            found = self.known[name] = (callbacks, own)
-        return found
+            module_hook = getattr(self.module, name) if self.overrides(name) else None
+            hooks = self.known[name] = (callbacks, module_hook)
+        return hooks
 
     def exists(self, name: str) -> bool:
         """Whether anyone overrides the hook."""
-        callbacks, own = self.find(name)
-        return bool(callbacks) or own is not None
+        callbacks, module_hook = self.find(name)
+        return bool(callbacks) or module_hook is not None
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call all overrides of the hook; return what the module's own returned."""
-        callbacks, own = self.known.get(name) or self.find(name)
-        if not callbacks and own is None:
+        """Call all overrides of the hook; return what the module's returned."""
+        callbacks, module_hook = self.known.get(name) or self.find(name)
+        if not callbacks and module_hook is None:
             return None
         with self.log.within(name):
             for hook in callbacks:
                 hook(self.trainer, self.module, *args)
-            return own(*args) if own is not None else None
+            return module_hook(*args) if module_hook is not None else None
 
     def call_monitors(self, name: str) -> None:
         """Call the hook of the callbacks that monitor metrics: see Callback.monitors."""

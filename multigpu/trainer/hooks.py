@@ -112,9 +112,9 @@ class ModuleHooks(DataHooks):
     # of all replicas. They are called with every strategy, so a module works with each.
 
 
-def is_overridden(name: str, thing: object, base: type) -> bool:
-    """Whether `thing`, or its class, overrides the method `name` of `base`."""
-    method = getattr(thing, name, None)
+def is_overridden(name: str, obj: object, base: type) -> bool:
+    """Whether `obj`, or its class, overrides the method `name` of `base`."""
+    method = getattr(obj, name, None)
     if method is None:
         return False
     return getattr(method, "__func__", method) is not getattr(base, name, None)

@@ -72,7 +72,7 @@ class HyperparametersMixin:
         if not isinstance(kept, Mapping):
             raise UserError(
                 "save_hyperparameters accepts names, or one dict or Namespace, not "
-                f"{', '.join(type(each).__name__ for each in args)}."
+                f"{', '.join(type(argument).__name__ for argument in args)}."
             )
         self.hparams.update(kept)
         # A base class may have kept an argument that this class ignores.

@@ -16,7 +16,7 @@ from multigpu.trainer import checkpoint_io
 from multigpu.trainer.hooks import ModuleHooks
 from multigpu.trainer.hyperparameters import HyperparametersMixin, make_from_hyperparameters
 from multigpu.trainer.refused import refuse_arguments, refused_method
-from multigpu.trainer.results import Asked
+from multigpu.trainer.results import LogArguments
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -103,25 +103,25 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         if context is None:
             self._log_outside(name)
             return
-        asked = Asked(
+        arguments = LogArguments(
             prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, add_dataloader_idx
         )
-        context.results.log(context, name, value, asked, batch_size)
+        context.results.log(context, name, value, arguments, batch_size)
 
     def _log_outside(self, name: str) -> None:
         """Warn that the value is lost: nothing trains this module.
 
         Raises UserError, as Lightning does, if it is a part of the module that is trained.
         """
-        what = f"self.log({name!r}) in {type(self).__name__}"
+        call = f"self.log({name!r}) in {type(self).__name__}"
         outer = self._trainer and self._trainer.lightning_module
         if outer is not None:
             raise UserError(
-                f"{what}, which is a part of {type(outer).__name__}: return the value to that "
+                f"{call}, which is a part of {type(outer).__name__}: return the value to that "
                 f"module, and log it there."
             )
         if is_rank_zero():
-            warnings.warn(f"{what}: no Trainer runs it, so the value is lost.", stacklevel=3)
+            warnings.warn(f"{call}: no Trainer runs it, so the value is lost.", stacklevel=3)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""
@@ -189,15 +189,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
         Parameters that no optimizer holds stay as they are.
         """
-        own = {p for group in optimizer.param_groups for p in group["params"]}
+        parameters = {p for group in optimizer.param_groups for p in group["params"]}
         held = {
             parameter: parameter.requires_grad
-            for each in self.trainer.optimizers
-            for group in each.param_groups
+            for other in self.trainer.optimizers
+            for group in other.param_groups
             for parameter in group["params"]
         }
         self.__dict__["_toggled"] = held
-        for parameter in held.keys() - own:
+        for parameter in held.keys() - parameters:
             parameter.requires_grad_(False)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:

@@ -48,7 +48,9 @@ def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSched
             f"self.automatic_optimization = False, and step them yourself in training_step "
             f"(a, b = self.optimizers())."
         )
-    return optimizers, [_config(each, monitor, automatic) for each, monitor in schedulers]
+    return optimizers, [
+        _config(scheduler, monitor, automatic) for scheduler, monitor in schedulers
+    ]
 
 
 def _split(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]]:

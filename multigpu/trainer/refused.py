@@ -141,16 +141,16 @@ def refused_method(name: str) -> Callable[..., NoReturn]:
     return lambda *args, **keywords: refuse(name)
 
 
-def refuse_arguments(what: str, arguments: Mapping[str, Any]) -> None:
-    """Raise the error for arguments that `what`, a class or method, does not have.
+def refuse_arguments(owner: str, arguments: Mapping[str, Any]) -> None:
+    """Raise the error for arguments that `owner`, a class or method, does not have.
 
-    One of Lightning's that is None, False or 0 asks for nothing, and is accepted.
+    An argument of Lightning's that is None, False or 0 asks for nothing, and is accepted.
     """
     for name, value in arguments.items():
         if name not in REFUSED:
-            raise TypeError(f"{what} has no argument {name!r}")
+            raise TypeError(f"{owner} has no argument {name!r}")
         if value:
-            refuse(name, what)
+            refuse(name, owner)
 
 
 def refused_names(module: str) -> Callable[[str], type]:

@@ -44,7 +44,7 @@ OUTSIDE_BATCH = frozenset(
 )
 
 
-class Asked(NamedTuple):
+class LogArguments(NamedTuple):
     """The arguments of LightningModule.log that say what becomes of the values."""
 
     prog_bar: bool = False
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class LogRule:
     """How a logged name is reduced over the ranks and reported."""
 
     name: str
@@ -80,8 +80,8 @@ class How:
 class Entry:
     """A logged name on this rank: its last value, and its total in this epoch."""
 
-    how: How
-    asked: Asked  # later calls must ask for the same
+    rule: LogRule
+    arguments: LogArguments  # later calls must ask for the same
     value: Any = None
     total: Any = None
     weight: float = 0.0
@@ -107,18 +107,18 @@ class Metrics:
             values.update(getattr(other, name))
 
 
-def report(pairs: Iterable[tuple[How, Any]], on_step: bool, training: bool) -> Metrics:
+def report(pairs: Iterable[tuple[LogRule, Any]], on_step: bool, training: bool) -> Metrics:
     """The values, under the names of a step's or of an epoch's values."""
     metrics = Metrics()
-    for how, value in pairs:
-        name = how.reported_name("_step" if on_step else "_epoch")
-        if how.logger:
+    for rule, value in pairs:
+        name = rule.reported_name("_step" if on_step else "_epoch")
+        if rule.logger:
             metrics.logged[name] = value
-            metrics.loaders[name] = how.dataloader_idx
-        if how.prog_bar:
+            metrics.loaders[name] = rule.dataloader_idx
+        if rule.prog_bar:
             metrics.progress_bar[name] = value
         if training or not on_step:
-            metrics.callback[how.reported_name()] = value
+            metrics.callback[rule.reported_name()] = value
             metrics.callback[name] = value
     return metrics
 
@@ -142,7 +142,7 @@ class Results:
         self.batch: Any = None
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
-        self.last: dict[tuple, tuple[How, Any]] = {}
+        self.last: dict[tuple, tuple[LogRule, Any]] = {}
 
     def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         self.batch = batch
@@ -156,7 +156,7 @@ class Results:
         context: "LogContext",
         name: str,
         value: Any,
-        asked: Asked,
+        arguments: LogArguments,
         batch_size: int | None = None,
     ) -> None:
         """Record a value for LightningModule.log.
@@ -165,22 +165,22 @@ class Results:
         values are not collected in this hook.
         """
         hook, micro_batch = context.hook, context.micro_batch
-        key = (hook, name, self.dataloader_idx if asked.add_dataloader_idx else None)
+        key = (hook, name, self.dataloader_idx if arguments.add_dataloader_idx else None)
         with LOCK:
             entry = self.entries.get(key)
             if entry is None:
-                entry = self._add(key, asked)
-            elif entry.asked != asked:
+                entry = self._add(key, arguments)
+            elif entry.arguments != arguments:
                 raise UserError(
                     f"self.log({name!r}) was called with other arguments earlier in {hook}: "
                     f"give the value another name."
                 )
-            elif entry.how.dataloader_idx != self.dataloader_idx:
+            elif entry.rule.dataloader_idx != self.dataloader_idx:
                 raise UserError(
                     f"self.log({name!r}, add_dataloader_idx=False) was called for two "
                     f"dataloaders: give each its own name, or leave add_dataloader_idx out."
                 )
-            how = entry.how
+            rule = entry.rule
             logged_before = entry.fresh
             entry.fresh = True
             if hasattr(value, "compute"):
@@ -192,53 +192,53 @@ class Results:
             rows = context.batch_size if batch_size is None else batch_size
             if self.device is not None:
                 value = value.to(self.device)
-                rows = self._rows(how, hook, micro_batch) if rows is None else rows
+                rows = self._rows(rule, hook, micro_batch) if rows is None else rows
                 total, before = entry.micro_batches if logged_before else (0.0, 0)
                 entry.micro_batches = (total + value * rows, before + rows)
                 entry.value = value
-                if how.reduce == "mean":
+                if rule.reduce == "mean":
                     entry.value = entry.micro_batches[0] / max(1, entry.micro_batches[1])
-            if not how.on_epoch:
+            if not rule.on_epoch:
                 return
-            if how.reduce == "mean":
-                weight = self._rows(how, hook, micro_batch) if rows is None else rows
+            if rule.reduce == "mean":
+                weight = self._rows(rule, hook, micro_batch) if rows is None else rows
                 value = value * weight
                 entry.weight = entry.weight + weight
             if entry.total is None:
                 entry.total = value
             else:
-                entry.total = REDUCTIONS[how.reduce](entry.total, value)
+                entry.total = REDUCTIONS[rule.reduce](entry.total, value)
 
-    def _add(self, key: tuple, asked: Asked) -> Entry:
+    def _add(self, key: tuple, arguments: LogArguments) -> Entry:
         hook, name, _ = key
         check_hook_logs(hook, name)
         by_step = self.training and hook not in OUTSIDE_BATCH
-        reduce = getattr(asked.reduce_fx, "__name__", str(asked.reduce_fx)).lower()
-        how = How(
+        reduce = getattr(arguments.reduce_fx, "__name__", str(arguments.reduce_fx)).lower()
+        rule = LogRule(
             name,
-            prog_bar=asked.prog_bar,
-            logger=asked.logger is not False,
-            on_step=by_step if asked.on_step is None else asked.on_step,
-            on_epoch=not by_step if asked.on_epoch is None else asked.on_epoch,
+            prog_bar=arguments.prog_bar,
+            logger=arguments.logger is not False,
+            on_step=by_step if arguments.on_step is None else arguments.on_step,
+            on_epoch=not by_step if arguments.on_epoch is None else arguments.on_epoch,
             reduce=reduce.replace("avg", "mean"),
-            sync=asked.sync_dist,
+            sync=arguments.sync_dist,
             dataloader_idx=self.dataloader_idx,
-            names_loader=asked.add_dataloader_idx and self.dataloader_idx is not None,
+            names_loader=arguments.add_dataloader_idx and self.dataloader_idx is not None,
         )
-        if how.reduce not in REDUCTIONS:
+        if rule.reduce not in REDUCTIONS:
             raise UserError(
-                f"self.log({name!r}, reduce_fx={asked.reduce_fx!r}): expected one of "
+                f"self.log({name!r}, reduce_fx={arguments.reduce_fx!r}): expected one of "
                 f"{', '.join(REDUCTIONS)}."
             )
-        if how.on_step and hook in OUTSIDE_BATCH:
+        if rule.on_step and hook in OUTSIDE_BATCH:
             raise UserError(
                 f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
                 f"on_step out."
             )
-        entry = self.entries[key] = Entry(how, asked)
+        entry = self.entries[key] = Entry(rule, arguments)
         return entry
 
-    def _rows(self, how: How, hook: str, micro_batch: Any) -> int:
+    def _rows(self, rule: LogRule, hook: str, micro_batch: Any) -> int:
         """The number of rows that the step computes on; 1 outside of a batch.
 
         Raises UserError if an epoch's mean needs this number and the batch has no tensor.
@@ -253,9 +253,9 @@ class Results:
             if self.batch_size is None:
                 self.batch_size = count_rows(self.batch)
             rows = self.batch_size
-        if rows is None and how.on_epoch and how.reduce == "mean":
+        if rows is None and rule.on_epoch and rule.reduce == "mean":
             raise UserError(
-                f"self.log({how.name!r}): the batch has no tensor, so its batch size is "
+                f"self.log({rule.name!r}): the batch has no tensor, so its batch size is "
                 f"unknown, which the epoch's mean needs: give batch_size=."
             )
         return 1 if rows is None else rows
@@ -265,20 +265,20 @@ class Results:
 
         exchange   reduce sync_dist values over the ranks
         """
-        logged: dict[tuple, tuple[How, Any]] = {}
+        logged: dict[tuple, tuple[LogRule, Any]] = {}
         for key, entry in self.entries.items():
             if entry.fresh:
                 entry.fresh = False
                 value = _value_of_batch(entry.value)
-                if entry.how.on_step and value is not None:
-                    logged[key] = (entry.how, value)
-        own = {k: (how, float(value)) for k, (how, value) in logged.items() if how.sync}
-        if own and exchange and self.ranks > 1:
-            for key, of_ranks in _by_key(self.gather(own)).items():
-                how, _ = of_ranks[0]
-                total = _combine(how, [value for _, value in of_ranks])
-                mean = how.reduce == "mean"
-                logged[key] = (how, torch.tensor(total / len(of_ranks) if mean else total))
+                if entry.rule.on_step and value is not None:
+                    logged[key] = (entry.rule, value)
+        local = {k: (rule, float(value)) for k, (rule, value) in logged.items() if rule.sync}
+        if local and exchange and self.ranks > 1:
+            for key, of_ranks in _by_key(self.gather(local)).items():
+                rule, _ = of_ranks[0]
+                total = _combine(rule, [value for _, value in of_ranks])
+                mean = rule.reduce == "mean"
+                logged[key] = (rule, torch.tensor(total / len(of_ranks) if mean else total))
         self.last.update(logged)
         return report(logged.values(), on_step=True, training=self.training)
 
@@ -293,14 +293,14 @@ class Results:
         """
         totals: dict[tuple, tuple] = {}
         for key, entry in self.entries.items():
-            how = entry.how
-            if how.on_epoch and hasattr(entry.value, "compute"):
-                totals[key] = (how, _one_number(how.name, entry.value.compute()), None)
-            elif how.on_epoch and entry.total is not None:
-                totals[key] = (how, entry.total, entry.weight)
+            rule = entry.rule
+            if rule.on_epoch and hasattr(entry.value, "compute"):
+                totals[key] = (rule, _one_number(rule.name, entry.value.compute()), None)
+            elif rule.on_epoch and entry.total is not None:
+                totals[key] = (rule, entry.total, entry.weight)
         if self.ranks > 1:
-            own = {key: (how, float(total), w) for key, (how, total, w) in totals.items()}
-            of_ranks = _by_key(self.gather(own))
+            local = {key: (rule, float(total), w) for key, (rule, total, w) in totals.items()}
+            of_ranks = _by_key(self.gather(local))
         else:
             of_ranks = _by_key([totals])
         pairs = map(_over_ranks, of_ranks.values())
@@ -325,10 +325,10 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
         return value.float()
     if isinstance(value, numbers.Real):  # also NumPy's
         return torch.tensor(float(value))
-    what = type(value).__name__
+    kind = type(value).__name__
     if isinstance(value, torch.Tensor):
-        what = f"a tensor of shape {tuple(value.shape)}"
-    raise UserError(f"self.log({name!r}) was given {what}: expected one number.")
+        kind = f"a tensor of shape {tuple(value.shape)}"
+    raise UserError(f"self.log({name!r}) was given {kind}: expected one number.")
 
 
 def _value_of_batch(value: Any) -> Any:
@@ -342,24 +342,26 @@ def _by_key(of_ranks: list[dict[tuple, tuple]]) -> dict[tuple, list[tuple]]:
     return {key: [logged[key] for logged in of_ranks if key in logged] for key in keys}
 
 
-def _combine(how: How, totals: list[float]) -> float:
+def _combine(rule: LogRule, totals: list[float]) -> float:
     """Combine the ranks' totals, in float64. One NaN makes the result NaN."""
     tensors = [torch.tensor(total, dtype=torch.float64) for total in totals]
-    return functools.reduce(REDUCTIONS[how.reduce], tensors).item()
+    return functools.reduce(REDUCTIONS[rule.reduce], tensors).item()
 
 
-def _over_ranks(of_ranks: list[tuple[How, Any, float | None]]) -> tuple[How, torch.Tensor]:
-    """The epoch's value of the ranks' (how, total, weight); a mean of nothing is NaN.
+def _over_ranks(
+    of_ranks: list[tuple[LogRule, Any, float | None]],
+) -> tuple[LogRule, torch.Tensor]:
+    """The epoch's value of the ranks' (rule, total, weight); a mean of nothing is NaN.
 
     The weight of a torchmetrics.Metric is None: it has reduced over the ranks itself.
     """
-    how, total, weight = of_ranks[0]
+    rule, total, weight = of_ranks[0]
     if len(of_ranks) > 1 and weight is not None:
-        total = _combine(how, [total for _, total, _ in of_ranks])
+        total = _combine(rule, [total for _, total, _ in of_ranks])
         weight = sum(weight for _, _, weight in of_ranks)
-    if how.reduce == "mean" and weight is not None:
+    if rule.reduce == "mean" and weight is not None:
         total = total / weight if weight else math.nan
-    return how, torch.as_tensor(total)
+    return rule, torch.as_tensor(total)
 
 
 def check_hook_logs(hook: str, name: str) -> None:

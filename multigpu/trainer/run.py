@@ -61,7 +61,7 @@ class Run:
 
     settings     the Trainer's arguments, as attributes
     state        counters, metrics and flags, which outlive the run
-    module       the user's module; also `datamodule` and `given`, its dataloaders: see Task
+    module       the user's module; also `datamodule` and `loaders`: see Task
     hooks        calls the hooks of callbacks and module
     log          what `self.log` records
     model        the strategy's wrapper of the module; its forward calls a step by name
@@ -81,7 +81,7 @@ class Run:
         self.strategy: Strategy = trainer.strategy
         self.module = module = task.module
         self.datamodule = task.datamodule
-        self.given = task.loaders
+        self.loaders = task.loaders
         self.report: Callable[[str], None] = trainer.report
         self.print: Callable[..., None] = trainer.print
         self.callbacks = trainer.callbacks
@@ -116,13 +116,14 @@ class Run:
 
     def has_loader(self, name: str) -> bool:
         """Whether there is a dataloader for `name`: "train", "val", "test" or "predict"."""
-        given = self.given.get(name) is not None
-        return given or self._overridden(f"{name}_dataloader") is not None
+        if self.loaders.get(name) is not None:
+            return True
+        return self._overridden(f"{name}_dataloader") is not None
 
     def find_loader(self, name: str) -> Any:
         """The user's dataloader, else the data module's, else the module's, else None."""
-        if self.given.get(name) is not None:
-            return self.given[name]
+        if self.loaders.get(name) is not None:
+            return self.loaders[name]
         method = self._overridden(f"{name}_dataloader")
         return method() if method is not None else None
 

@@ -125,9 +125,9 @@ def _print_summary(run: Run) -> None:
     """Print the number of the model's parameters, and what computes."""
     if run.settings.enable_model_summary is False:
         return
-    parameters = [each for each in run.module.parameters() if not is_lazy(each)]
-    total = sum(each.numel() for each in parameters)
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    parameters = [parameter for parameter in run.module.parameters() if not is_lazy(parameter)]
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     strategy = run.strategy
     run.print(
         f"{type(run.module).__name__}: {total:,} parameters, {trained:,} of them trained; "
@@ -171,7 +171,9 @@ def _configure_optimizers(run: Run) -> None:
     strategy.manual_optimization = not automatic
     run.model = strategy.wrap(run.model, run.optimizers)
     strategy.scale_schedulers([config.scheduler for config in run.schedulers])
-    run.lightning_optimizers = [LightningOptimizer(each, run) for each in run.optimizers]
+    run.lightning_optimizers = [
+        LightningOptimizer(optimizer, run) for optimizer in run.optimizers
+    ]
 
 
 def _sanity_check(run: Run, data: FitData) -> None:

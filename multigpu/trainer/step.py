@@ -149,7 +149,7 @@ class Step:
     # ---- checks ----------------------------------------------------------------------------
 
     def _check_loss(self, loss: Any, output: Any, index: int) -> None:
-        """Raises UserError for what is no loss, and for None where other ranks would wait."""
+        """Raises UserError if `loss` is not one number; a lone rank may return None."""
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             return
         run = self.run
@@ -157,15 +157,15 @@ class Step:
         if output is None and alone:
             run.state.warn_once("training_step returned nothing: the batch is skipped.")
             return
-        what = type(output).__name__
+        returned = type(output).__name__
         if isinstance(loss, torch.Tensor):
-            what = f"a loss of shape {tuple(loss.shape)}"
+            returned = f"a loss of shape {tuple(loss.shape)}"
         elif isinstance(output, dict):
-            what = f"a dict with {sorted(map(str, output))}"
+            returned = f"a dict with {sorted(map(str, output))}"
         waits = "" if alone else "; nothing would make the other ranks wait for its gradients"
         raise UserError(
             f"{'training_step' if self.step_end is None else 'training_step_end'} returned "
-            f"{what} in batch {index} of epoch {run.state.current_epoch}: return the "
+            f"{returned} in batch {index} of epoch {run.state.current_epoch}: return the "
             f"loss, a tensor with one number, or a dict with 'loss'{waits}."
         )
 
@@ -203,7 +203,7 @@ def takes_index(step: Callable[..., Any]) -> bool:
     """Whether a step takes more than the batch."""
     parameters = inspect.signature(step).parameters
     return len(parameters) > 1 or any(
-        each.kind is each.VAR_POSITIONAL for each in parameters.values()
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()
     )
 
 

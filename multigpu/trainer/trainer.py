@@ -59,7 +59,7 @@ class Trainer(Settings):
         **settings: Any,
     ):
         report_user_errors()
-        known = {each.name for each in fields(Settings)}
+        known = {field.name for field in fields(Settings)}
         old = {name: settings.pop(name) for name in [*settings] if name not in known}
         translated = arguments.translate_old_names(
             old, accelerator, strategy, devices, known | {*signature(Trainer).parameters}
@@ -95,15 +95,14 @@ class Trainer(Settings):
             return [default(self.default_root_dir)]
         return list(logger) if isinstance(logger, Iterable) else [logger]
 
-    def _callbacks(self, given: Any, defaults: list[type[Callback]]) -> list[Callback]:
+    def _callbacks(self, callbacks: Any, defaults: list[type[Callback]]) -> list[Callback]:
         """The user's callbacks, and one of each default kind of which there is none.
 
         Raises UserError if two callbacks have the same state_key.
         """
-        if isinstance(given, (list, tuple)):
-            callbacks = list(given)
-        else:
-            callbacks = [] if given is None else [given]
+        if callbacks is None:
+            callbacks = []
+        callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         for kind in defaults:
             if not any(isinstance(callback, kind) for callback in callbacks):
                 callbacks.append(kind())

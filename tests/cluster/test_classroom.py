@@ -196,7 +196,7 @@ def test_down_ends_no_other_process_that_names_the_cluster(private: Path):
 
 
 def test_slurm_is_missing(private: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packages, "which", lambda program: None)
+    monkeypatch.setattr(packages, "find_program", lambda program: None)
     with pytest.raises(
         UserError,
         match=r"not installed here \(munge and slurm-wlm missing\).*`multigpu slurm install`",
@@ -287,7 +287,7 @@ def test_a_job_may_not_end_its_own_cluster(private: Path, monkeypatch: pytest.Mo
 def test_install(monkeypatch: pytest.MonkeyPatch):
     installed = {"apt-get": "/usr/bin/apt-get"}
     commands = []
-    monkeypatch.setattr(packages, "which", installed.get)
+    monkeypatch.setattr(packages, "find_program", installed.get)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(
         UserError,

@@ -3,7 +3,7 @@
 import torch
 
 from multigpu.trainer.log import LogContext
-from multigpu.trainer.results import Asked, Results
+from multigpu.trainer.results import LogArguments, Results
 
 STEP = LogContext(None, "training_step")
 
@@ -24,7 +24,7 @@ def test_a_metric_object_is_asked_once_and_reset():
     metric = Metric()
     results = Results(lambda thing: [thing], ranks=1, training=True)
     results.start_batch(torch.ones(2))
-    results.log(STEP, "m", metric, Asked(on_epoch=True))
+    results.log(STEP, "m", metric, LogArguments(on_epoch=True))
     assert float(results.step_metrics(exchange=False).logged["m_step"]) == 3
     assert float(results.epoch_metrics().logged["m_epoch"]) == 8
     results.reset()
@@ -38,11 +38,11 @@ def test_infinities_of_two_ranks_make_no_number():
 
     def gather(mine):
         (key,) = mine
-        how, total, *weight = mine[key]
-        return [mine, {key: (how, -total, *weight)}]
+        rule, total, *weight = mine[key]
+        return [mine, {key: (rule, -total, *weight)}]
 
     results = Results(gather, ranks=2, training=True)
-    asked = Asked(on_step=True, on_epoch=True, sync_dist=True)
-    results.log(STEP, "loss", float("inf"), asked, batch_size=1)
+    arguments = LogArguments(on_step=True, on_epoch=True, sync_dist=True)
+    results.log(STEP, "loss", float("inf"), arguments, batch_size=1)
     assert results.step_metrics(exchange=True).logged["loss_step"].isnan()
     assert results.epoch_metrics().logged["loss_epoch"].isnan()

@@ -7,10 +7,8 @@ import shutil
 
 from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
 from multigpu.launch import sandbox as bubblewrap
-from multigpu.launch.commands import first_line, run_bounded
+from multigpu.launch.commands import find_program, first_line, run_bounded
 
-# Debian puts daemons in these directories, which an ordinary user's PATH often lacks.
-SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 # What `mpirun --version` contains → the implementation
 MPI_FLAVOURS = {
     "open mpi": "openmpi",
@@ -20,11 +18,6 @@ MPI_FLAVOURS = {
     "mpich": "mpich",
 }
 VERSION = re.compile(r"\d+\.\d+[\w.]*")
-
-
-def find_program(program: str) -> str | None:
-    """A program's path, also in the directories of daemons; None if it is not installed."""
-    return shutil.which(program) or shutil.which(program, path=SBIN)
 
 
 def tensorflow() -> Finding:

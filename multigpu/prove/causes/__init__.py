@@ -43,7 +43,7 @@ from multigpu.prove.causes.update import (
 from multigpu.prove.compare import Comparison, match_rows, rows_of
 from multigpu.prove.record import RankRecord
 
-# Of the limit: a larger difference makes the rows of a step be compared.
+# If a difference is a larger fraction of its limit, the rows of the step are compared.
 SUSPECT = 0.3
 # A limit that is a larger share of the gradients can hide a wrong row.
 HIDES_ROWS = 0.02
@@ -119,23 +119,23 @@ def _reference_is_random(comparison: Comparison) -> Cause | None:
             "random.Random(0), torch.Generator().manual_seed(0), not the time), and prove "
             "again"
         )
-        own, rows = rows_of(scene.one), rows_of(other)
-        if match_rows(own, rows)[0] < min(len(own), len(rows)):
+        expected, rows = rows_of(scene.reference), rows_of(other)
+        if match_rows(expected, rows)[0] < min(len(expected), len(rows)):
             return scene.cause(
                 "random_reference",
                 "two runs of the reference read different rows in their first step",
                 remedy,
                 unknown=True,
             )
-        scale = np.linalg.norm(scene.one.weights)
-        if np.linalg.norm(scene.one.weights - other.weights) > 1e-3 * scale:
+        scale = np.linalg.norm(scene.reference.weights)
+        if np.linalg.norm(scene.reference.weights - other.weights) > 1e-3 * scale:
             return scene.cause(
                 "random_reference",
                 "two runs of the reference begin with different weights",
                 remedy,
                 unknown=True,
             )
-        if scene.one.random:
+        if scene.reference.random:
             continue
         if step.kinds["gradients"].relative()[1] > 0.5:
             return scene.cause(
@@ -153,20 +153,21 @@ def _rows_are_exact(scene: Scene) -> bool:
     """
     steps = scene.comparison.steps
     first = Scene(scene.comparison, next(s for s in steps if s.key[0] == scene.step.key[0]))
-    own = rows_of(scene.one)
+    expected = rows_of(scene.reference)
     return not (group_rows(first) or wrong_rows(first)) and all(
-        match_rows(own, rows_of(band)) == (len(own), 0, 0) for band in scene.step.band
+        match_rows(expected, rows_of(band)) == (len(expected), 0, 0)
+        for band in scene.step.band
     )
 
 
 def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
-    """What can be wrong with gradients, in the order in which it is asked."""
+    """The results of all checks of a step's gradients, in the order of the checks."""
     yield optimizer_left_out(scene)
     yield group_rows(scene)
     yield wrong_rows(scene)
     yield ranks_apart(scene)
     yield wrong_frozen(scene)
-    # A factor alone is not what random numbers do.
+    # Before random_numbers: random numbers do not change gradients by a factor alone.
     yield wrong_factor(scene)
     yield random_numbers(scene)
     yield clipped_otherwise(scene)
@@ -179,13 +180,13 @@ def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
 
 
 def _skips(scene: Scene) -> Cause | None:
-    own = scene.one.skipped
+    expected = scene.reference.skipped
     for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
-        if step.skipped != own:
+        if step.skipped != expected:
             return scene.cause(
                 "skipped_steps",
                 f"before step {scene.number} the gradient scaler has skipped "
-                f"{pluralize(step.skipped, 'step')} on rank {rank}, and {own} on one GPU",
+                f"{pluralize(step.skipped, 'step')} on rank {rank}, and {expected} on one GPU",
                 "begin with a smaller loss scale (GradScaler(init_scale=1024)), so that no "
                 "step is skipped, and prove again",
                 rank=rank,
@@ -219,19 +220,19 @@ def _all_gradients_are_zero(comparison: Comparison) -> Cause | None:
 
 def _steps_differ(comparison: Comparison) -> Cause | None:
     counts = {record.rank: _counts(record) for record in comparison.parallel}
-    one = _counts(comparison.reference[0])
+    expected = _counts(comparison.reference[0])
     for rank, steps in counts.items():
-        if steps == one:
+        if steps == expected:
             continue
         alone = len({number[0] for number in counts.values()}) > 1
         who = f"rank {rank}" if alone else f"{len(counts)} ranks"
         return Cause(
             "different_steps",
-            f"{who} ended after {steps[0]} steps, and one GPU after {one[0]}; the steps that "
-            "both made agree",
+            f"{who} ended after {steps[0]} steps, and one GPU after {expected[0]}; the "
+            "steps that both made agree",
             "let each rank make as many steps as one GPU makes: look at drop_last, at the "
             "length of a rank's part, and at what ends the loop",
-            min(steps[0], one[0]) + 1,
+            min(steps[0], expected[0]) + 1,
             rank=rank if alone else None,
         )
     return None
@@ -240,7 +241,7 @@ def _steps_differ(comparison: Comparison) -> Cause | None:
 def _counts(record: RankRecord) -> Counter[int]:
     """How many steps each optimizer has made, up to the last one of the first optimizer.
 
-    A run ends after that one: the reference's others may have made one step more.
+    A run ends after that step, but its other optimizers may have made one step more.
     """
     first = [place for place, step in enumerate(record.steps) if step.optimizer == 0]
     return Counter(step.optimizer for step in record.steps[: first[-1] + 1] if first)

@@ -14,7 +14,7 @@ from multigpu.prove.causes.scene import (
 def missing_gradient(scene: Scene) -> Cause:
     place, rank = scene.step.missing[0]
     name = scene.step.names[place]
-    present = scene.one.present[place] if place < len(scene.one.present) else True
+    present = scene.reference.present[place] if place < len(scene.reference.present) else True
     have = "the reference has one" if present else "the reference has none"
     return scene.cause(
         "missing_gradient",
@@ -113,16 +113,16 @@ def _some_apart(scene: Scene, names: list[str], parts: dict, rank: int) -> Cause
 
 def clipped_otherwise(scene: Scene) -> Cause | None:
     norms = [step.norms for step in scene.step.parallel]
-    if not all(norms) or not scene.one.norms:
+    if not all(norms) or not scene.reference.norms:
         return None
     if differ([pairs[-1][0] for pairs in norms]):
         return _clipped_own(scene, norms)
     limits = [pairs[-1][1] for pairs in norms]
-    if differ([*limits, scene.one.norms[-1][1]]):
+    if differ([*limits, scene.reference.norms[-1][1]]):
         return scene.cause(
             "clipping",
             f"in step {scene.number} gradients are clipped to a norm of {limits[0]:.3g}, and "
-            f"on one GPU to {scene.one.norms[-1][1]:.3g}",
+            f"on one GPU to {scene.reference.norms[-1][1]:.3g}",
             "clip to the same norm, whatever the number of ranks",
         )
     return None
@@ -132,13 +132,13 @@ def _some_clip(scene: Scene, norms: list) -> Cause:
     rank = next(
         rank
         for rank, pairs in zip(scene.step.ranks, norms, strict=True)
-        if bool(pairs) != bool(scene.one.norms)
+        if bool(pairs) != bool(scene.reference.norms)
     )
-    clips = "clips" if not scene.one.norms else "does not clip"
+    clips = "clips" if not scene.reference.norms else "does not clip"
     return scene.cause(
         "clipping",
         f"in step {scene.number} rank {rank} {clips} its gradients, and one GPU "
-        f"{'does not' if not scene.one.norms else 'does'}",
+        f"{'does not' if not scene.reference.norms else 'does'}",
         "call clip_grad_norm_ on all ranks",
         rank=rank,
     )

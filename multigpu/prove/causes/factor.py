@@ -27,9 +27,9 @@ def wrong_factor(scene: Scene) -> Cause | None:
         return None
     names = [step.names[place] for place in wrong]
     whole = len(wrong) == counts.sum()
-    what = "the gradients are" if whole else f"the gradient of {names[0]} is"
+    subject = "the gradients are" if whole else f"the gradient of {names[0]} is"
     whose = "those of one GPU" if whole else "that of one GPU"
-    said = f"in step {scene.number} {what} {times(ratio)} {whose}"
+    said = f"in step {scene.number} {subject} {times(ratio)} {whose}"
     clipped = clipped_otherwise(scene)
     if clipped:
         return clipped
@@ -39,11 +39,17 @@ def wrong_factor(scene: Scene) -> Cause | None:
 def _ratio_of_norms(scene: Scene) -> float | None:
     """The factor between the gradients' norms before clipping, if all ranks have the same."""
     norms = [step.norms[-1] for step in scene.step.parallel if step.norms]
-    if len(norms) != scene.ranks or not scene.one.norms or not scene.one.norms[-1][0]:
+    if (
+        len(norms) != scene.ranks
+        or not scene.reference.norms
+        or not scene.reference.norms[-1][0]
+    ):
         return None
-    if differ([norm for norm, _ in norms]) or differ([norms[0][1], scene.one.norms[-1][1]]):
+    if differ([norm for norm, _ in norms]) or differ(
+        [norms[0][1], scene.reference.norms[-1][1]]
+    ):
         return None
-    return norms[0][0] / scene.one.norms[-1][0]
+    return norms[0][0] / scene.reference.norms[-1][0]
 
 
 def clipped_factor(scene: Scene) -> Cause | None:
@@ -60,12 +66,12 @@ def clipped_factor(scene: Scene) -> Cause | None:
 
 
 def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Cause:
-    one = scene.loss
+    reference_loss = scene.loss
     ranks = scene.ranks
     losses = [sum(step.losses) for step in scene.step.parallel]
     equal = len(losses) > 1 and not differ(losses)
     micro = max(len(step.losses) for step in scene.step.parallel)
-    fewer = len(scene.one.losses) / max(micro, 1)
+    fewer = len(scene.reference.losses) / max(micro, 1)
     more: dict = {"parameter": name}
 
     def near(value: float, wanted: float) -> bool:
@@ -115,7 +121,7 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
             "the gradients again",
             **more,
         )
-    if near(ratio, ranks) and not (near(ratio, micro) and _added(losses, one)):
+    if near(ratio, ranks) and not (near(ratio, micro) and _added(losses, reference_loss)):
         return scene.cause(
             "multiplied_by_ranks",
             f"{said}: the gradients of {ranks} ranks are added, and not divided",
@@ -123,7 +129,7 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
             **more,
         )
     gpus = scene.heads[0].gpus
-    if ranks == 1 < gpus and near(ratio, gpus) and near(losses[0], gpus * one):
+    if ranks == 1 < gpus and near(ratio, gpus) and near(losses[0], gpus * reference_loss):
         return scene.cause(
             "replicas_added",
             f"{said}, and so is the loss: the losses of {gpus} replicas are added",
@@ -167,10 +173,10 @@ def _is_sum(made: list[str]) -> bool:
     return False
 
 
-def _added(losses: list[float], one: float) -> bool:
+def _added(losses: list[float], reference_loss: float) -> bool:
     """Whether the losses of a rank's micro-batches add up to more than one GPU's loss."""
     mean = sum(losses) / max(len(losses), 1)
-    return abs(mean) > 1.5 * abs(one)
+    return abs(mean) > 1.5 * abs(reference_loss)
 
 
 def gathered_cause(scene: Scene, said: str) -> Cause:

@@ -13,7 +13,7 @@ MOST_WEIGHT = 1.8
 
 
 def random_numbers(scene: Scene) -> Cause | None:
-    drawn = scene.one.random
+    drawn = scene.reference.random
     if not drawn:
         return None
     where = "its forward" if drawn[0] == "forward" else drawn[0] or "the model"
@@ -71,13 +71,13 @@ def _outputs_differ(scene: Scene) -> bool:
 
     It can have several in a step: a closure is called again, with other weights.
     """
-    one = _pairs(scene.one)
-    if not len(one):
+    expected = _pairs(scene.reference)
+    if not len(expected):
         return False
-    largest_row, spread = np.maximum(np.abs(one).max(axis=0), 1e-30)
+    largest_row, spread = np.maximum(np.abs(expected).max(axis=0), 1e-30)
     for step in scene.step.parallel:
         for row, output in _pairs(step):
-            outputs = one[np.abs(one[:, 0] - row) <= 1e-6 * largest_row, 1]
+            outputs = expected[np.abs(expected[:, 0] - row) <= 1e-6 * largest_row, 1]
             if len(outputs) and not (np.abs(outputs - output) <= 1e-2 * spread).any():
                 return True
     return False
@@ -128,8 +128,8 @@ def compressed(scene: Scene) -> Cause | None:
 def own_mean(scene: Scene) -> Cause | None:
     """Whether the mean of the ranks' losses is not the reference's loss."""
     losses = [sum(step.losses) for step in scene.step.parallel if step.losses]
-    one = scene.loss
-    if len(losses) < 2 or not one:
+    reference_loss = scene.loss
+    if len(losses) < 2 or not reference_loss:
         return None
     every = data_parallel_rows(scene)
     counts = [len(rows) for rows in every]
@@ -140,32 +140,35 @@ def own_mean(scene: Scene) -> Cause | None:
             "takes the mean over its own, and the mean over ranks weighs them alike",
             "give all ranks as many rows, or weigh each rank's loss by its number of rows",
         )
-    slack = _slack(scene, one)
-    if abs(sum(losses) / len(losses) - one) <= slack and not scene.one.losses[1:]:
+    slack = _slack(scene, reference_loss)
+    if (
+        abs(sum(losses) / len(losses) - reference_loss) <= slack
+        and not scene.reference.losses[1:]
+    ):
         return None
-    if not scene.one.losses[1:] and not _is_weighted_mean(one, losses, slack):
-        return _other_loss(scene, losses, one)
+    if not scene.reference.losses[1:] and not _is_weighted_mean(reference_loss, losses, slack):
+        return _other_loss(scene, losses, reference_loss)
     return scene.cause(
         "own_mean",
         f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
-        f"losses ({sum(losses) / len(losses):.7g}) is not its loss ({one:.7g}): each rank "
-        "takes the mean over its own tokens, or another value of its own rows alone, and the "
-        "mean over ranks weighs them alike",
+        f"losses ({sum(losses) / len(losses):.7g}) is not its loss ({reference_loss:.7g}): "
+        "each rank takes the mean over its own tokens, or another value of its own rows "
+        "alone, and the mean over ranks weighs them alike",
         "divide each rank's sum by the number of tokens of all ranks (all_reduce the "
         "number), and multiply by the number of ranks, because DDP takes the mean; compute "
         "what is no mean (a balance loss, a variance) from the rows of all ranks",
     )
 
 
-def _slack(scene: Scene, one: float) -> float:
+def _slack(scene: Scene, reference_loss: float) -> float:
     """How far rounding can move the reference's loss."""
-    own = sum(scene.one.losses)
-    moved = [abs(sum(step.losses) - own) for step in scene.step.band if step.losses]
-    unit = max(1e-5, 4 * scene.one.loss_eps) * abs(one)
+    total = sum(scene.reference.losses)
+    moved = [abs(sum(step.losses) - total) for step in scene.step.band if step.losses]
+    unit = max(1e-5, 4 * scene.reference.loss_eps) * abs(reference_loss)
     return max([unit, *(FACTOR * distance for distance in moved)])
 
 
-def _is_weighted_mean(one: float, losses: list[float], slack: float) -> bool:
+def _is_weighted_mean(reference_loss: float, losses: list[float], slack: float) -> bool:
     """Whether a loss is a mean of the ranks' losses, up to `slack`.
 
     None of them has a weight above MOST_WEIGHT / ranks.
@@ -178,18 +181,18 @@ def _is_weighted_mean(one: float, losses: list[float], slack: float) -> bool:
             weight = min(most, left)
             left, total = left - weight, total + weight * loss
         bounds.append(total)
-    return bounds[0] - slack <= one <= bounds[1] + slack
+    return bounds[0] - slack <= reference_loss <= bounds[1] + slack
 
 
-def _other_loss(scene: Scene, losses: list[float], one: float) -> Cause:
+def _other_loss(scene: Scene, losses: list[float], reference_loss: float) -> Cause:
     """No mean of the ranks' losses, weighed by their tokens, is the reference's loss."""
-    place = int(np.argmax([abs(loss - one) for loss in losses]))
+    place = int(np.argmax([abs(loss - reference_loss) for loss in losses]))
     rank = scene.step.ranks[place]
     return scene.cause(
         "other_loss",
         f"in step {scene.number} the ranks read the rows of one GPU, and the loss of rank "
-        f"{rank} is {losses[place]:.5g}, that of one GPU {one:.5g}: no numbers of tokens or "
-        "rows make that a mean of the ranks' losses",
+        f"{rank} is {losses[place]:.5g}, that of one GPU {reference_loss:.5g}: no numbers of "
+        "tokens or rows make that a mean of the ranks' losses",
         "look at what the loss is computed from on a rank: labels or positions that do not "
         "belong to its rows, rows that it compares with its own rows alone",
         rank=rank,

@@ -12,12 +12,12 @@ from multigpu.prove.record import RankRecord
 
 def wrong_rows(scene: Scene) -> Cause | None:
     """Whether the ranks together read the rows that the reference reads."""
-    one = scene.rows
+    expected = scene.rows
     every = data_parallel_rows(scene)
-    if not len(one) or not every or any(not len(rows) for rows in every):
+    if not len(expected) or not every or any(not len(rows) for rows in every):
         return None
     together = np.concatenate(every)
-    both, missing, more = match_rows(one, together)
+    both, missing, more = match_rows(expected, together)
     loader = next((step.loader for step in scene.step.parallel if step.loader), None)
     ranks = len(every)
     if ranks > 1 and _alike(every) and both < len(together):
@@ -28,37 +28,42 @@ def wrong_rows(scene: Scene) -> Cause | None:
             )
         return _same_rows(scene, every)
     # A pipeline's first step reads a micro-batch twice, to learn the shapes between stages.
-    twice = scene.staged and _distinct(together) == _distinct(one)
+    twice = scene.staged and _distinct(together) == _distinct(expected)
     if not missing and (not more or twice):
         return None
     left_out = _step_left_out(scene)
     if left_out:
         return left_out
-    if len(together) == ranks * len(one) and ranks > 1 and (both == len(one) or both == 0):
-        return _fewer_rows(scene, one, together)
-    own = scene.one.loader
+    if (
+        len(together) == ranks * len(expected)
+        and ranks > 1
+        and (both == len(expected) or both == 0)
+    ):
+        return _fewer_rows(scene, expected, together)
+    reference_loader = scene.reference.loader
     if (
         loader
-        and own
+        and reference_loader
         and loader.sampler == "DistributedSampler"
-        and _less(loader.rows, own.rows)
+        and _less(loader.rows, reference_loader.rows)
     ):
         return scene.cause(
             "rows_missing",
             f"in step {scene.number} each rank's data set has {loader.rows} rows, one GPU's "
-            f"{own.rows}, and DistributedSampler divides it again: rows are never read",
+            f"{reference_loader.rows}, and DistributedSampler divides it again: rows are "
+            "never read",
             "divide the data set once: by DistributedSampler, or by a slice of each rank",
         )
     # A batch that is padded or cut to a length of its own changes some of its rows.
-    if scene.padded and len(together) == len(one) and 2 * both >= len(one):
+    if scene.padded and len(together) == len(expected) and 2 * both >= len(expected):
         return None
     repeated = len(together) - _distinct(together)
     if loader and loader.sampler == "DistributedSampler" and more and both and not missing:
         return scene.cause(
             "padding",
             f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
-            f"{len(one)}: DistributedSampler repeats {pluralize(more, 'row')} at the end of "
-            "the epoch, to give each rank as many as the others",
+            f"{len(expected)}: DistributedSampler repeats {pluralize(more, 'row')} at the end "
+            "of the epoch, to give each rank as many as the others",
             "use drop_last=True, or a data set that the number of ranks divides; a repeated "
             "row counts twice",
         )
@@ -66,7 +71,7 @@ def wrong_rows(scene: Scene) -> Cause | None:
         return scene.cause(
             "rows_dropped",
             f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
-            f"{len(one)}: DistributedSampler(drop_last=True) leaves out "
+            f"{len(expected)}: DistributedSampler(drop_last=True) leaves out "
             f"{pluralize(missing, 'row')} at the end of the epoch, to give each rank as many "
             "as the others",
             "use a data set that the number of ranks divides, or accept it",
@@ -76,17 +81,17 @@ def wrong_rows(scene: Scene) -> Cause | None:
     epoch = scene.step.parallel[0].epoch
     if (
         loader
-        and own
+        and reference_loader
         and loader.sampler == "DistributedSampler"
-        and _less(loader.batches, own.batches)
-        and 0 < scene.one.epoch < epoch
+        and _less(loader.batches, reference_loader.batches)
+        and 0 < scene.reference.epoch < epoch
     ):
         return scene.cause(
             "rows_dropped",
             f"in step {scene.number} the ranks are in epoch {epoch}, and one GPU reads "
-            f"{pluralize(len(one), 'row')} of epoch {scene.one.epoch}: the ranks leave out "
-            "rows at the end of an epoch (drop_last=True of DistributedSampler or of the "
-            "DataLoader)",
+            f"{pluralize(len(expected), 'row')} of epoch {scene.reference.epoch}: the ranks "
+            "leave out rows at the end of an epoch (drop_last=True of DistributedSampler or "
+            "of the DataLoader)",
             "use a data set that the number of ranks divides, or accept it",
         )
     foreign = more - repeated
@@ -95,8 +100,8 @@ def wrong_rows(scene: Scene) -> Cause | None:
     if missing and not repeated:
         return scene.cause(
             "rows_missing",
-            f"in step {scene.number} no rank reads {missing} of the {len(one)} rows that one "
-            "GPU reads",
+            f"in step {scene.number} no rank reads {missing} of the {len(expected)} rows that "
+            "one GPU reads",
             "look at how rows are divided: the ranks' parts must cover the whole batch "
             "(integer division drops the rest, and a loader written by hand may drop more at "
             "the end of its data with more ranks)",
@@ -135,15 +140,15 @@ def optimizer_left_out(scene: Scene) -> Cause | None:
     if scene.staged:
         return None
     reference = scene.comparison.reference[0]
-    one = _steps_before(reference, scene.step.key)
+    expected = _steps_before(reference, scene.step.key)
     for record in scene.comparison.parallel:
-        own = _steps_before(record, scene.step.key)
-        for place, count in one.items():
-            if own[place] < count:
+        steps = _steps_before(record, scene.step.key)
+        for place, count in expected.items():
+            if steps[place] < count:
                 return scene.cause(
                     "step_left_out",
                     f"before step {scene.number} rank {record.rank} has made "
-                    f"{pluralize(own[place], 'step')} of the optimizer "
+                    f"{pluralize(steps[place], 'step')} of the optimizer "
                     f"{reference.heads[place].kind} (number {place + 1}), and one GPU {count}",
                     "call step() of each optimizer on all ranks",
                     rank=record.rank,
@@ -166,7 +171,7 @@ def _less(number: int | None, other: int | None) -> bool:
 
 
 def data_parallel_rows(scene: Scene) -> list[np.ndarray]:
-    """The rows of each rank that shares the data-parallel work; of others that have any."""
+    """The rows of each rank that takes a part of the batch, without ranks that read none."""
     rows = [rows_of(step) for step in scene.step.parallel]
     mine = _data_parallel_ranks(scene)
     if mine:
@@ -186,13 +191,13 @@ def _data_parallel_ranks(scene: Scene) -> tuple[int, ...]:
         part.shard is not None and part.in_module for head in heads for part in head.parts
     ):
         return ()
-    own = next(head for head in heads if head.rank == first[0])
+    first_head = next(head for head in heads if head.rank == first[0])
     same = [
-        [part.shard for part in own.parts] == [part.shard for part in head.parts]
+        [part.shard for part in first_head.parts] == [part.shard for part in head.parts]
         for head in heads
     ]
     mine = {head.rank for head, equal in zip(heads, same, strict=True) if equal}
-    return tuple(sorted(mine.union(own.peers or ()).intersection(first)))
+    return tuple(sorted(mine.union(first_head.peers or ()).intersection(first)))
 
 
 def group_rows(scene: Scene) -> Cause | None:
@@ -203,8 +208,8 @@ def group_rows(scene: Scene) -> Cause | None:
         return None
     together = np.concatenate(every)
     all_rows = np.concatenate(list(map(rows_of, scene.step.parallel)))
-    one = scene.rows
-    divided = match_rows(one, all_rows) == (len(one), 0, 0)
+    expected = scene.rows
+    divided = match_rows(expected, all_rows) == (len(expected), 0, 0)
     for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
         rows = rows_of(step)
         if rank not in scene.step.holders[0] or match_rows(rows, together)[0] == len(rows):
@@ -239,21 +244,21 @@ def _rank_that_repeats(every: list[np.ndarray]) -> int | None:
     return None
 
 
-def _fewer_rows(scene: Scene, one: np.ndarray, together: np.ndarray) -> Cause:
+def _fewer_rows(scene: Scene, expected: np.ndarray, together: np.ndarray) -> Cause:
     return scene.cause(
         "fewer_rows",
-        f"the reference reads {len(one)} rows a step, and {scene.ranks} ranks together read "
-        f"{len(together)}: each rank takes a whole batch",
+        f"the reference reads {len(expected)} rows a step, and {scene.ranks} ranks together "
+        f"read {len(together)}: each rank takes a whole batch",
         f"compare with a reference that reads {len(together)} rows a step: give its command "
         "with --reference",
         unknown=True,
     )
 
 
-def _random_rows(scene: Scene, what: str) -> Cause:
+def _random_rows(scene: Scene, sentence: str) -> Cause:
     return scene.cause(
         "random_rows",
-        f"in step {scene.number} {what}",
+        f"in step {scene.number} {sentence}",
         "draw the rows of a global batch with one seed on all ranks and take a slice by "
         "rank, or run `multigpu prove --self`, which needs no reference",
         unknown=True,
@@ -305,21 +310,21 @@ def _overlap_of_epoch(scene: Scene) -> int:
     """
     steps = [step for step in scene.comparison.steps if step.key[0] == scene.step.key[0]]
     first = [Scene(scene.comparison, step) for step in steps if step.parallel[0].epoch == 1]
-    by_step = [data_parallel_rows(one) for one in first]
+    by_step = [data_parallel_rows(first_scene) for first_scene in first]
     ranks = min(map(len, by_step), default=0)
     if ranks < 2:
         return 0
-    ones = [np.concatenate([rows[rank] for rows in by_step]) for rank in range(ranks)]
-    own = [np.concatenate([one.rows for one in first]), *ones]
-    if any(_distinct(rows) < len(rows) for rows in own):
+    by_rank = [np.concatenate([rows[rank] for rows in by_step]) for rank in range(ranks)]
+    every = [np.concatenate([first_scene.rows for first_scene in first]), *by_rank]
+    if any(_distinct(rows) < len(rows) for rows in every):
         return 0
-    together = np.concatenate(ones)
+    together = np.concatenate(by_rank)
     common = len(together) - _distinct(together)
     return common if common >= ranks else 0
 
 
 def peers_read_the_same(comparison: Comparison) -> Cause | None:
-    """Whether ranks that hold the same parameters read the same rows in all steps, in vain."""
+    """Whether ranks that could divide a batch read the same rows in all steps."""
     scenes = [Scene(comparison, step) for step in comparison.steps]
     read = [data_parallel_rows(scene) for scene in scenes]
     if read and all(len(every) > 1 and len(every[0]) and _alike(every) for every in read):
@@ -356,9 +361,9 @@ def _order_of_last_epoch(scene: Scene) -> bool:
     offset = now.number - begins[now.epoch]
     earlier = [step for step in steps if step.key[1] == begins[now.epoch - 1] + offset]
     return bool(earlier) and all(
-        len(rows_of(one)) == len(rows_of(other))
-        and match_rows(rows_of(one), rows_of(other))[0] == len(rows_of(one)) > 0
-        for one, other in zip(earlier[0].parallel, scene.step.parallel, strict=True)
+        len(rows_of(before)) == len(rows_of(other))
+        and match_rows(rows_of(before), rows_of(other))[0] == len(rows_of(before)) > 0
+        for before, other in zip(earlier[0].parallel, scene.step.parallel, strict=True)
     )
 
 

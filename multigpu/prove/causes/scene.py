@@ -48,7 +48,7 @@ class Scene:
 
     @property
     def replica(self) -> str:
-        """What works on a part of the batch."""
+        """The word for what computes a part of the batch: "rank" or "GPU"."""
         return "rank" if self.ranks > 1 else "GPU"
 
     @property
@@ -56,7 +56,7 @@ class Scene:
         return self.step.number
 
     @property
-    def one(self) -> Step:
+    def reference(self) -> Step:
         """The reference's step."""
         return self.step.reference[0]
 
@@ -89,14 +89,17 @@ class Scene:
     @property
     def padded(self) -> bool:
         """Whether the batches of this step have rows of different lengths."""
-        return len(set().union(*(step.widths for step in (self.one, *self.step.parallel)))) > 1
+        return (
+            len(set().union(*(step.widths for step in (self.reference, *self.step.parallel))))
+            > 1
+        )
 
     def cause(self, kind: str, sentence: str, remedy: str, **more: object) -> Cause:
         return Cause(kind, sentence, remedy, self.number, **more)
 
 
 def reference_rows(steps: list[Step]) -> np.ndarray:
-    """The rows of a reference's first rank, and those of ranks that read none of them.
+    """The rows of a reference's first rank, and of each rank that reads none of the same.
 
     Ranks that share layers read the same rows; ranks that divide a batch read others.
     """

@@ -50,22 +50,22 @@ def wrong_weights(scene: Scene) -> Cause:
 def wrong_options(scene: Scene) -> Cause | None:
     """Whether the optimizer's options are the reference's, on all ranks."""
     for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
-        for place, (own, other) in enumerate(
-            zip(scene.one.options, step.options, strict=False)
+        for place, (expected, other) in enumerate(
+            zip(scene.reference.options, step.options, strict=False)
         ):
-            for name in own:
-                if name not in other or not differ([own[name], other[name]]):
+            for name in expected:
+                if name not in other or not differ([expected[name], other[name]]):
                     continue
                 kind = "learning_rate" if name == "lr" else "optimizer_options"
                 alone = not all(
-                    differ([own[name], others.options[place].get(name, own[name])])
+                    differ([expected[name], others.options[place].get(name, expected[name])])
                     for others in scene.step.parallel
                     if len(others.options) > place
                 )
                 who = f"on rank {rank}" if alone else f"with {scene.ranks} ranks"
                 said = (
                     f"in step {scene.number} {name} is {short(other[name])} {who}, and "
-                    f"{short(own[name])} on one GPU"
+                    f"{short(expected[name])} on one GPU"
                 )
                 if kind == "learning_rate" and scene.number > 1:
                     return _scheduler(scene, said, rank if alone else None)

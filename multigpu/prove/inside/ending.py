@@ -38,8 +38,8 @@ def world() -> int:
 
 
 def _of(names: tuple[str, ...], default: int) -> int:
-    found = [os.environ[name] for name in names if os.environ.get(name, "").isdigit()]
-    return int(found[0]) if found else default
+    values = [os.environ[name] for name in names if os.environ.get(name, "").isdigit()]
+    return int(values[0]) if values else default
 
 
 def _in_a_line(kind: type[BaseException], error: BaseException) -> str:

@@ -29,7 +29,7 @@ def name_of(hook: Any) -> str:
 
 
 def coarse(ddps: Any, modules: list[nn.Module]) -> float:
-    """Head.coarse."""
+    """The largest eps of the types in which gradients are sent; 0 if nothing sets one."""
     names = {name_of(hook) for ddp in ddps for hook in hooks_of(ddp)}
     types = [
         dtype
@@ -58,12 +58,14 @@ def peers(ddps: Any, modules: list[nn.Module]) -> tuple[int, ...] | None:
             pairs.append((module.process_group, getattr(module, "_inter_node_pg", None)))
     dist, ranks = torch.distributed, set[int]()
     for pair in pairs:
-        one, other = (
+        row_ranks, column_ranks = (
             dist.get_process_group_ranks(group) if group is not None else [dist.get_rank()]
             for group in pair
         )
         # Hybrid shards: the groups are a row and a column of a mesh of ranks.
-        ranks |= {row + column - dist.get_rank() for row in one for column in other}
+        ranks |= {
+            row + column - dist.get_rank() for row in row_ranks for column in column_ranks
+        }
     return tuple(sorted(ranks)) if pairs else None
 
 
@@ -85,9 +87,9 @@ def random_states() -> list[torch.Tensor]:
 
 def random_modules(module: nn.Module) -> list[str]:
     names = [
-        f"{type(inner).__name__} {clean(name)}".strip()
-        for name, inner in module.named_modules()
-        if inner.training and _drops(inner)
+        f"{type(submodule).__name__} {clean(name)}".strip()
+        for name, submodule in module.named_modules()
+        if submodule.training and _drops(submodule)
     ]
     return names or ["forward"]
 

@@ -4,7 +4,7 @@ import torch
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with the numbers: a DTensor's local part, what is behind a virtual one."""
+    """The tensor that holds the numbers of a DTensor's local part or of a virtual tensor."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     return getattr(tensor, "_payload", tensor)
 

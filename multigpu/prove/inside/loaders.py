@@ -13,11 +13,13 @@ from multigpu.prove.settings import Order
 
 
 class Reading:
-    """A DataLoader: how many times its iteration has begun, and how many batches it gave."""
+    """A DataLoader: how many times its iteration has begun, and how many batches
+    training read from it.
+    """
 
     def __init__(self, loader: DataLoader):
         self.begun = 0
-        self.given = 0
+        self.batches_read = 0
         self.epochs = 0
         self.of_last_step = 0
         sampler = getattr(loader, "sampler", None)
@@ -58,12 +60,12 @@ class Reading:
     def steps_per_epoch(self, steps: int) -> float | None:
         """The steps of an epoch, from the batches that `steps` steps took."""
         batches = self.facts.batches
-        return batches * steps / self.given if batches and self.given else None
+        return batches * steps / self.batches_read if batches and self.batches_read else None
 
 
-def _length(thing: Any) -> int | None:
+def _length(obj: Any) -> int | None:
     with suppress(TypeError, NotImplementedError, AttributeError):
-        return len(thing)
+        return len(obj)
     return None
 
 

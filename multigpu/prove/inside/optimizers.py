@@ -12,9 +12,9 @@ from multigpu.prove.inside.host import number, numbers
 from multigpu.prove.inside.parts import Tracked, clean, track
 from multigpu.prove.sketch import SUMS, sketch
 
-# Options of an optimizer's group that are no numbers of its rule.
+# Options of an optimizer's group that do not change what a step computes.
 NO_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
-# So many elements of a frozen parameter tell whether it has changed.
+# The number of elements by which to see whether a frozen parameter has changed.
 SOME = 16
 
 
@@ -35,21 +35,21 @@ class TrackedOptimizer:
         self.local: np.ndarray | None = None
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        buffers: dict[str, torch.Tensor] = {}
         for place, module in enumerate(self.modules):
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point() and not hasattr(buffer, "_local_tensor"):
                     name = clean(name)
-                    found[f"{place}.{name}" if name in found else name] = buffer
-        return found
+                    buffers[f"{place}.{name}" if name in buffers else name] = buffer
+        return buffers
 
     def buffer_names(self) -> list[str]:
         return list(self._buffers())
 
     def buffer_sketches(self) -> np.ndarray:
         """The sketches of all floating-point buffers, (buffers, 64)."""
-        found = [numbers(buffer).reshape(-1) for buffer in self._buffers().values()]
-        rows = [sketch(values, values.numel()) for values in found]
+        buffers = [numbers(buffer).reshape(-1) for buffer in self._buffers().values()]
+        rows = [sketch(buffer, buffer.numel()) for buffer in buffers]
         return np.stack(rows) if rows else np.zeros((0, SUMS))
 
     def buffer_moments(self) -> np.ndarray:
@@ -78,8 +78,8 @@ class TrackedOptimizer:
         def add(place: int, gradient: torch.Tensor) -> None:
             # Not in torch.autograd.grad, whose gradients nobody steps with.
             if recorder.in_backward:
-                own = self.tracked[place].sketch(gradient)
-                self.local[place] += own / recorder.loss_scale
+                local = self.tracked[place].sketch(gradient)
+                self.local[place] += local / recorder.loss_scale
 
         for place, tracked in enumerate(self.tracked):
             if tracked.parameter.requires_grad:
@@ -88,14 +88,14 @@ class TrackedOptimizer:
 
 def _frozen(modules: list[nn.Module]) -> dict[str, torch.Tensor]:
     """The parameters that need no gradient, by the module's type and their name."""
-    found: dict[str, torch.Tensor] = {}
+    frozen: dict[str, torch.Tensor] = {}
     for place, module in enumerate(dict.fromkeys(modules)):
         for name, parameter in module.named_parameters():
             if parameter.requires_grad or hasattr(parameter, "_local_tensor"):
                 continue
             name = f"{type(module).__name__} {clean(name)}"
-            found[f"{place}. {name}" if name in found else name] = parameter
-    return found
+            frozen[f"{place}. {name}" if name in frozen else name] = parameter
+    return frozen
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:

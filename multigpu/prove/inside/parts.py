@@ -72,8 +72,8 @@ def track(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> lis
     for module in modules:
         for name, parameter in module.named_parameters(remove_duplicate=True):
             names.setdefault(id(parameter), clean(name))
-        for inner in module.modules():
-            for handle in getattr(inner, "_all_handles", None) or _handles(inner):
+        for submodule in module.modules():
+            for handle in getattr(submodule, "_all_handles", None) or _handles(submodule):
                 whole = handle.flat_param
                 flat[id(whole)] = (whole, None)
                 for place, parameter in enumerate(whole._params or ()):

@@ -74,9 +74,9 @@ def _row(dataset: Any, number: Any) -> tuple[Any, bool]:
     return row, drew
 
 
-def _same_numpy(one: tuple, other: tuple) -> bool:
+def _same_numpy(state: tuple, other: tuple) -> bool:
     """Whether two states are equal: the place alone is the same again after 624 words."""
-    return one[2] == other[2] and np.array_equal(one[1], other[1])
+    return state[2] == other[2] and np.array_equal(state[1], other[1])
 
 
 def switch_dropout_off() -> None:

@@ -68,7 +68,6 @@ class Recorder:
         self.seeded: set[str] = set()
         self.reseeded = False
         self.loss_scale = 1.0
-        self.attempts = 0
         # The loader that training reads, and the last one that was read under torch.no_grad.
         self.loader: Reading | None = None
         self.without_grad_read: Reading | None = None
@@ -97,17 +96,17 @@ class Recorder:
         """The hook before a step: record now, or after the closure that computes gradients."""
         if self.over and not self.running and self._known(optimizer).place == 0:
             ending.end(self.folder)
-        given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        user_closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         self.running.append(_Running(optimizer))
         if len(self.running) == 1:
             self.running[0].multiply_rates(self.settings.rate)
         self.gathered = {}
-        if not callable(given):
+        if not callable(user_closure):
             self.at_step(optimizer)
             return None
 
         def closure(*more: Any, **keywords: Any) -> Any:
-            result = given(*more, **keywords)
+            result = user_closure(*more, **keywords)
             running = self.running[-1]
             if not running.recorded:
                 self.at_step(optimizer)
@@ -163,7 +162,9 @@ class Recorder:
                 step.gradients[place] = tracked.sketch(gradient) / scale
 
     def _round_gradients(self, known: TrackedOptimizer) -> None:
-        """In a run that rounds otherwise: round once more what is in 16 bit, or travels so."""
+        """In a run that rounds otherwise: add noise to gradients that are in 16 bit, or are
+        sent in 16 bit, of the size of their rounding errors.
+        """
         modules = [module for outer in self.modules for module in outer.modules()]
         travel = facts.coarse(self.ddps, modules)
         generator = torch.Generator("cpu").manual_seed(
@@ -171,8 +172,8 @@ class Recorder:
         )
         with torch.no_grad():
             for tracked in known.tracked:
-                own = tracked.part.eps
-                coarse = max(travel, own if own > COARSE else 0.0)
+                eps = tracked.part.eps
+                coarse = max(travel, eps if eps > COARSE else 0.0)
                 if coarse and tracked.parameter.grad is not None:
                     gradient = bare(tracked.parameter.grad)
                     noise = torch.rand(gradient.shape, generator=generator, device="cpu") - 0.5
@@ -296,7 +297,7 @@ class Recorder:
             self.without_grad_read = loader
 
     def _trains(self, loader: Reading) -> None:
-        loader.given += 1
+        loader.batches_read += 1
         self.loader, self.without_grad_read = loader, None
 
     def forward_without_grad(
@@ -389,9 +390,9 @@ class _Running:
                 self.rates.append((group, rate, group["lr"]))
 
     def put_rates_back(self) -> None:
-        """Put them back, but for those that the step itself has changed."""
-        for group, rate, given in self.rates:
-            if group["lr"] is given:
+        """Restore the program's learning rates, except those that the step has changed."""
+        for group, rate, multiplied in self.rates:
+            if group["lr"] is multiplied:
                 group["lr"] = rate
 
 

@@ -112,7 +112,7 @@ def wrap_clipping(recorder: Any) -> None:
     def make(original: Callable) -> Callable:
         def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             norm = original(parameters, max_norm, *args, **kwargs)
-            # All ranks are here: the coefficient has needed the whole norm, too.
+            # full_tensor is a collective, and all ranks make it: the clipping needed one, too.
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             recorder.pending.norms.append((number(whole), number(max_norm)))
             return norm
@@ -228,9 +228,9 @@ def wrap_collectives(recorder: Any) -> None:
                 ]
                 # One number is a norm, or whether a gradient is infinite.
                 if any(tensor.numel() > 1 for tensor in tensors):
-                    own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
+                    by_program = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
                     # An all-reduce in a hook changes the gradient itself.
-                    elsewhere = own and name.startswith("reduce_scatter")
+                    elsewhere = by_program and name.startswith("reduce_scatter")
                     recorder.reduces(tensors if elsewhere else [])
                 return original(*args, **kwargs)
 

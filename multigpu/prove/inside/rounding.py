@@ -53,7 +53,7 @@ PRODUCTS = ("matmul", "mm", "__matmul__", "addmm")
 
 
 def start(settings: Settings) -> None:
-    """Disturb and split as the settings say."""
+    """From now on disturb first weights and split batches, as the settings say."""
     if settings.split > 1:
         for owner, name, place in ROWWISE:
             _split(owner, name, place, settings.split)
@@ -113,7 +113,7 @@ def _disturb(units: int) -> None:
 def _new(module: nn.Module, seen: set[int]) -> list[torch.Tensor]:
     if id(module) in seen:
         return []
-    seen.update(id(inner) for inner in module.modules())
+    seen.update(id(submodule) for submodule in module.modules())
     parameters = [p for p in module.parameters() if id(p) not in seen]
     seen.update(map(id, parameters))
     return [parameter for parameter in parameters if _has_memory(parameter)]

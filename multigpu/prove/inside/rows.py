@@ -26,7 +26,7 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     tensors = [
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
     ]
-    mask = next((found for found in _masks((args, kwargs))), None)
+    mask = next(_masks((args, kwargs)), None)
     if not tensors or needs_grad(args, kwargs):
         return None
     # Tensors without numbers, of torch.func, or of other layouts have none.

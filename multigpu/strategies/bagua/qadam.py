@@ -151,17 +151,17 @@ class QAdam(Algorithm):
     """
 
     def __init__(self, q_adam_optimizer: QAdamOptimizer | None = None):
-        self.given = q_adam_optimizer
+        self.q_adam_optimizer = q_adam_optimizer
 
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError unless the only optimizer is a QAdamOptimizer."""
         optimizers = target.optimizers
         if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
-            given = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
+            names = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
             raise UserError(
-                f"qadam needs exactly one optimizer, a QAdamOptimizer, but was given: {given}."
+                f"qadam needs exactly one optimizer, a QAdamOptimizer, but was given: {names}."
             )
-        if self.given not in (None, optimizers[0]):
+        if self.q_adam_optimizer not in (None, optimizers[0]):
             raise UserError(
                 "q_adam_optimizer is not the optimizer that is attached: give the same one, "
                 "or leave the argument out."

@@ -55,7 +55,9 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     padded[: len(tensor)] = tensor.detach()
     gathered = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(gathered, padded)
-    return torch.cat([each[:count] for each, count in zip(gathered, counts, strict=True)])
+    return torch.cat(
+        [rows_of_rank[:count] for rows_of_rank, count in zip(gathered, counts, strict=True)]
+    )
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
@@ -99,7 +101,7 @@ def broadcast_parameters(
     """
     if isinstance(params, Mapping):
         params = sorted(params.items())
-    tensors = [each[1] if isinstance(each, tuple) else each for each in params]
+    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in params]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
             broadcast_(tensor, root_rank)

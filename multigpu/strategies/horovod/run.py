@@ -20,10 +20,10 @@ def run(
 
     The ranks use gloo or NCCL. Raises UserError for other hosts and for use_mpi.
     """
-    own = hosts is None or all(
+    is_local = hosts is None or all(
         host.split(":")[0] in ("localhost", "127.0.0.1") for host in hosts.split(",")
     )
-    if not own:
+    if not is_local:
         raise UserError(
             f"hosts={hosts!r}: run starts ranks on this machine only; start ranks on several "
             f"machines with srun, mpirun or torchrun, and leave run out."

@@ -68,9 +68,11 @@ def _named(trainer: Any) -> list[tuple[Optimizer, list[str], str | None]]:
 
     Optimizers with a scheduler come first; each scheduler has a row.
     """
-    rows = [(each.scheduler.optimizer, each) for each in trainer.lr_scheduler_configs]
+    rows = [(config.scheduler.optimizer, config) for config in trainer.lr_scheduler_configs]
     scheduled = {id(optimizer) for optimizer, _ in rows}
-    rows += [(each, None) for each in trainer.optimizers if id(each) not in scheduled]
+    rows += [
+        (optimizer, None) for optimizer in trainer.optimizers if id(optimizer) not in scheduled
+    ]
     named = []
     count: Counter[type] = Counter()
     for optimizer, config in rows:
@@ -83,7 +85,9 @@ def _named(trainer: Any) -> list[tuple[Optimizer, list[str], str | None]]:
         groups = optimizer.param_groups
         names = [name]
         if len(groups) > 1:
-            own = (group.get("name", f"pg{n}") for n, group in enumerate(groups, start=1))
-            names = [f"{name}/{each}" for each in own]
+            group_names = (
+                group.get("name", f"pg{n}") for n, group in enumerate(groups, start=1)
+            )
+            names = [f"{name}/{group_name}" for group_name in group_names]
         named.append((optimizer, names, config.interval if config else None))
     return named
