@@ -20,10 +20,11 @@ from multigpu.launch.world import find_world
 def join(timeout: float, exact: bool = False) -> torch.device:
     """Join the ranks of this start. Returns this rank's device: its GPU, or the CPU.
 
-    A collective in which a rank waits longer than `timeout` seconds fails. With `exact` a GPU
-    computes deterministically and in full fp32. If torchrun is killed, its ranks get SIGTERM
-    (`Guard`). From the end of this function on, SIGTERM, SIGINT and SIGUSR1 are noted, for
-    `signals.add_up`; before, there is nothing to save, so SIGTERM ends the process.
+    A rank that waits longer than `timeout` seconds for the others fails: here, and later in a
+    collective. torchrun does not see by itself that a rank of another node never came. With
+    `exact` a GPU computes deterministically and in full fp32. If torchrun is killed, its ranks
+    get SIGTERM (`Guard`). From the end of this function on, SIGTERM, SIGINT and SIGUSR1 are
+    noted, for `signals.add_up`; before, there is nothing to save, so SIGTERM ends the process.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a job file's `trap ""` is inherited
     Guard().start()
@@ -32,7 +33,7 @@ def join(timeout: float, exact: bool = False) -> torch.device:
     device = devices.pick(world, exact=exact)
     dist.init_process_group(
         devices.backend(device),
-        store=rendezvous.open_store(world, device),
+        store=rendezvous.open_store(world, device, timeout),
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=timeout),

@@ -2,13 +2,14 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import faults
 import pytest
 import torch
 import warm
-from commands import ROOT, SILENT_DDP, planted, run, run_script
+from commands import ROOT, SILENT_DDP, free_ports, planted, run, run_script
 from small_data import write_digits
 
 from multigpu import prove
@@ -224,6 +225,19 @@ def test_a_kill_at_a_random_moment(tmp_path, seed):
     found = faults.run_fault(fault, tmp_path)
     new_launch = fault.target == "agent" or fault.signal == "SIGUSR1"
     assert found["killed"] and found["launches"] == 1 + new_launch and found["sizes"] == [2]
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_a_rank_that_never_comes_as_long_as_for_a_collective(tmp_path):
+    """Its torchrun, which does not see that another one has died, then starts it again."""
+    began = time.monotonic()
+    (port,) = free_ports(1)
+    world = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": port}
+    done = run_script(
+        SCRIPT, "--timeout", 2, "--out", tmp_path, MASTER_ADDR="127.0.0.1", **world
+    )
+    assert done.returncode == 2 and "found no rank 0" in done.stdout, done.stdout
+    assert time.monotonic() - began < 60
 
 
 # ---- bad input ------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ STEPS = EPOCHS * math.ceil(IMAGES / BATCH)
 MOMENTS = ("start", "join", "ready", "step", "save", "evaluation", "any time")
 # In how many steps, saves, evaluations the moment comes at the latest.
 LATEST = {"step": STEPS - 10, "save": STEPS // SAVE_EVERY - 5, "evaluation": EPOCHS - 2}
-LIMIT = 180.0  # seconds in which all processes of a start must have ended
+LIMIT = 120.0  # seconds in which all processes of a start must have ended
 # A line of a traceback that names a file of lesson 12.
 OWN_LINE = re.compile(r'File "[^"]*(PT_CNN_Elastic\.py|multigpu/elastic/[^"]*)", line \d+')
 STARTS = 4  # a run with one fault needs fewer
