@@ -278,6 +278,19 @@ print("end", flush=True)
         ["OpType=ALLREDUCE, NumelIn=4", "all_reduce number 2", "rank 1 has left"],
         "under `if rank == 0`",
     ),
+    "a collective after another rank has ended": (
+        """
+import time
+
+x = full(1, 4)
+dist.all_reduce(x)
+if rank == 0:
+    time.sleep(4)
+    dist.all_reduce(x)
+""",
+        ["OpType=ALLREDUCE, NumelIn=4", "all_reduce number 2", "rank 1 has left"],
+        "under `if rank == 0`",
+    ),
     "another operation": (
         """
 x = full(1, 4)

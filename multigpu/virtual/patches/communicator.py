@@ -294,7 +294,12 @@ class Communicator:
         with self._launching:
             if begin is not None and not self.kernels:
                 # The ranks' rows are on their way while this communicator's thread wakes up.
-                begin()
+                # If a rank has gone, `run` meets gloo's error, too: there the kernel waits.
+                try:
+                    begin()
+                except RuntimeError as error:
+                    if not _is_of_gloo(error):
+                        raise
             self.kernels.append(kernel)
             self._queue.put(kernel)
         if self._thread is None:
