@@ -294,7 +294,8 @@ class Communicator:
         with self._launching:
             if begin is not None and not self.kernels:
                 # The ranks' rows are on their way while this communicator's thread wakes up.
-                # If a rank has gone, `run` meets gloo's error, too: there the kernel waits.
+                # If a rank has gone, `run` tries again, and meets gloo's error where a kernel
+                # can wait.
                 try:
                     begin()
                 except RuntimeError as error:
