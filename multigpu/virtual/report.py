@@ -1,5 +1,6 @@
 """What a run on virtual GPUs ends with: a table, a picture, a trace, the numbers as JSON."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from multigpu.virtual.sim.timeline import Timeline
 from multigpu.virtual.table import table
 from multigpu.virtual.traffic import Flow
 from multigpu.virtual.traffic import text as traffic_text
+from multigpu.virtual.visible import VARIABLE, visible_gpus
 
 HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle")
 
@@ -74,9 +76,12 @@ class Report:
         `exit_code` is the program's. With `has_traffic` the report has the table of traffic.
         """
         if not any(record.summary.devices for record in self.records):
+            used = "No process of this command used a virtual GPU."
             if exit_code:
-                return "The command failed before it used a virtual GPU."
-            return "No process of this command used a virtual GPU."
+                used = "The command failed before it used a virtual GPU."
+            if not visible_gpus(self.options.gpus):
+                used += f" {VARIABLE}={os.environ[VARIABLE]!r} hides all GPUs: unset it."
+            return used
         lines = [
             self.options.label(),
             f"simulated time: {format_seconds(self.seconds)}",

@@ -244,4 +244,4 @@ def test_a_process_that_sees_one_gpu(tmp_path):
     assert "1 tensor([1., 1.], device='cuda:0')" in done.stdout
     assert "cuda:0 (GPU 3)" in done.stdout
     done = virtual(tmp_path, "--gpus", 4, script, CUDA_VISIBLE_DEVICES="")
-    assert "The command failed before it used a virtual GPU." in done.stdout
+    assert "used a virtual GPU. CUDA_VISIBLE_DEVICES='' hides all GPUs" in done.stdout
