@@ -48,8 +48,7 @@ def training() -> list[str]:
     rows = report("lesson05")["rows"]
     own, lightning = report("trainer")["rows"][:2]
     return [
-        f"| images/s, 2 processes ÷ 1, batch 4,096 "
-        f"| {ranged(rows[0])} | goal 1.8 |",
+        f"| images/s, 2 processes ÷ 1, batch 4,096 | {ranged(rows[0])} | goal 1.8 |",
         f"| the same, processes that never communicate | {ranged(rows[1])} | an upper bound |",
         f"| a step of the Trainer, above a plain loop | {ranged(own, 0, ' µs')} "
         f"| Lightning: {lightning['median']:.0f} µs |",

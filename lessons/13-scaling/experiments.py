@@ -412,8 +412,12 @@ def guide(case: Case) -> tuple[str, str]:
     held = whole.rows[0].memory
     if held > memory:
         most = per_gpu
-        while most > 1 and on_one(most).rows[0].memory > memory:
+        while most and on_one(most).rows[0].memory > memory:
             most = most // 2
+        if not most:
+            least = on_one(1).rows[0].memory / GIB
+            alone = f"one {whole.workload.sample} alone needs {least:,.0f} GiB"
+            return "15: FSDP, with checkpointing (14)", f"{alone} in {case.precision}"
         parts = math.ceil(per_gpu / most)
         need = f"{held / GIB:,.0f} GiB in {case.precision}"
         if case.precision != "fp32":

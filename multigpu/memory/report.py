@@ -13,7 +13,6 @@ CONTEXT = 527 * 2**20
 LESS = (
     {"attention": "flash"},
     {"attention": "flash", "checkpointing": "full"},
-    {"attention": "flash", "checkpointing": "full", "batch": 1},
 )
 
 
@@ -121,19 +120,33 @@ def verdict(step: Step) -> str:
 
 
 def remedy(step: Step) -> str:
-    """A line: the first of LESS with which the step fits."""
-    for changes in LESS:
-        if room(replace(step, training=replace(step.training, **changes))) >= 0:
+    """A line: the first of LESS with which the step fits, with a smaller batch if needed."""
+    training = step.training
+    least = LESS[-1]
+    smaller = [{**least, "batch": batch} for batch in range(training.batch - 1, 0, -1)]
+    for changes in (*LESS, *smaller):
+        if room(replace(step, training=replace(training, **changes))) >= 0:
             flags = [
                 f"--{name} {value}"
                 for name, value in changes.items()
-                if getattr(step.training, name) != value
+                if getattr(training, name) != value
             ]
             return f"  fits with {' '.join(flags)}"
+    smallest = replace(step, training=replace(training, **least, batch=1))
+    moment, peak = smallest.peak()
+    needs = "with --attention flash --checkpointing full --batch 1"
+    moments = smallest.moments()
+    del moments["optimizer's step"]["temporaries"]
+    fused = max(sum(parts.values()) for parts in moments.values())
+    if fused <= step.gpu.memory - CONTEXT:
+        return (
+            f"  fits {needs} and AdamW(fused=True), "
+            f"whose step has no temporaries: the peak is {_gib(fused)}"
+        )
     state = sum(step.state().values()) + 4 * step.model.weights
     return (
-        f"  weights, gradients and optimizer state alone are {_gib(state)}: several GPUs must "
-        f"share them (--gpus 8)"
+        f"  {needs} the peak is {_gib(peak)}, at the {moment}, of which\n  {_gib(state)} are "
+        f"weights, gradients and optimizer state: several GPUs must share them (--gpus 8)"
     )
 
 

@@ -151,6 +151,8 @@ def test_the_stored_table_is_what_the_rows_give(experiments):
         (("gpt:48x6144x48", 60, 60), "15: FSDP, or replicas of 5 stages"),
         (("gpt:48x6144x48", 8, 8), "15: FSDP, or 03: 8 stages"),
         (("gpt:48x6144x48", 4, 4), "at least 5 GPUs"),
+        # Its 16 bytes a weight fit, one sequence does not.
+        (("gpt:40x3072x24", 8, 8), "15: FSDP, with checkpointing"),
         (("vgg16", 1024, 8), "05: DDP"),
     ],
 )

@@ -88,6 +88,14 @@ def test_the_report_says_what_fits_and_what_would():
     assert "fits with --attention flash --checkpointing full" in text
     large = report.text([Step(MODELS["gpt-7b"], Training(), A100)])
     assert "several GPUs must share them" in large
+    # What the least settings need, or a smaller batch, or an optimizer without temporaries.
+    many = Step(MODELS["gpt-1.3b"], Training(64, attention="flash"), A100)
+    batch = int(report.remedy(many).split("--batch ")[1])
+    for number, fits in ((batch, True), (batch + 1, False)):
+        training = Training(number, attention="flash", checkpointing="full")
+        assert (report.room(Step(many.model, training, A100)) >= 0) == fits
+    between = Step(Model(40, 3072, 24), Training(1, attention="flash"), A100)
+    assert "AdamW(fused=True)" in report.remedy(between)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def wrong_rows(scene: Scene) -> Cause | None:
             f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
             f"{len(expected)}: DistributedSampler repeats {pluralize(more, 'row')} at the end "
             "of the epoch, to give each rank as many as the others",
-            "use drop_last=True, or a data set that the number of ranks divides; a repeated "
-            "row counts twice",
+            "use drop_last=True, or a data set that the number of ranks divides: a repeated "
+            "row counts twice; if its weight is 0, divide the losses by the rows of all ranks",
         )
     if loader and loader.sampler == "DistributedSampler" and not more and 0 < missing < ranks:
         return scene.cause(
