@@ -5,7 +5,6 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
-import torch.distributed as dist
 from commands import SUPPORT, run_script
 from torch_symbols import full_name, symbol_name
 
@@ -81,23 +80,6 @@ def test_no_symbol_is_replaced_twice():
     for table in (VGPU_TABLE, face.TABLE):
         rows = [(row.owner, row.name) for row in table.rows if isinstance(row, Replacement)]
         assert len(rows) == len(set(rows))
-
-
-def test_cuda_is_away_again_after_take_off():
-    has_nccl = dist.is_nccl_available()  # True in a CUDA build
-    face.put_on()
-    tensor = torch.ones(2, device="cuda:1")
-    assert torch.cuda.is_available() and torch.cuda.device_count() == 2
-    face.take_off()
-    face.take_off()
-    assert not face.is_on() and control.devices() == []
-    assert dist.is_nccl_available() is has_nccl
-    with pytest.raises((RuntimeError, AssertionError)):
-        torch.ones(2, device="cuda")
-    with pytest.raises(RuntimeError, match="have been stopped"):
-        tensor + 1
-    with control.running(1) as (device,):
-        assert str(torch.ones(2, device=device).device) == "vgpu:0"
 
 
 def test_options_that_cannot_be_simulated_leave_nothing_replaced():
