@@ -234,14 +234,3 @@ def test_with_real_gpus_the_number_must_be_given(tmp_path, monkeypatch):
 def test_cuda_visible_devices(text, numbers):
     environ = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
     assert visible.visible_gpus(4, environ) == numbers
-
-
-def test_a_process_that_sees_one_gpu(tmp_path):
-    script = write(
-        tmp_path, "import torch\nprint(torch.cuda.device_count(), torch.ones(2).cuda())"
-    )
-    done = virtual(tmp_path, "--gpus", 4, script, CUDA_VISIBLE_DEVICES="3")
-    assert "1 tensor([1., 1.], device='cuda:0')" in done.stdout
-    assert "cuda:0 (GPU 3)" in done.stdout
-    done = virtual(tmp_path, "--gpus", 4, script, CUDA_VISIBLE_DEVICES="")
-    assert "The command failed before it used a virtual GPU." in done.stdout

@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,23 +19,16 @@ MAKERS = {
     "ones": lambda device: torch.ones(2, device=device),
     "randn": lambda device: torch.randn(2, device=device),
     "tensor": lambda device: torch.tensor([1.0, 2.0], device=device),
-    "as_tensor": lambda device: torch.as_tensor(np.ones(2), device=device),
     "asarray": lambda device: torch.asarray([1.0, 2.0], device=device),
     "sparse": lambda device: torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], device=device),
     "zeros_like": lambda device: torch.zeros_like(torch.ones(2), device=device),
     "new_zeros": lambda device: torch.ones(2).new_zeros(2, device=device),
-    "new_tensor": lambda device: torch.ones(2).new_tensor([1.0], device=device),
     "to": lambda device: torch.ones(2).to(device),
     "to device=": lambda device: torch.ones(2).to(device=device, dtype=torch.float64),
     "cuda": lambda device: torch.ones(2).cuda(device),
     "from the other GPU": lambda device: torch.ones(2, device="cuda:0").to(device),
-    "like another GPU's": lambda device: torch.ones_like(
-        torch.ones(2, device="cuda:0"), device=device
-    ),
     "module": lambda device: nn.Linear(2, 2).to(device).weight,
-    "module made there": lambda device: nn.Linear(2, 2, device=device).weight,
     "tril_indices": lambda device: torch.tril_indices(2, 2, device=device),
-    "empty_strided": lambda device: torch.empty_strided((2, 2), (1, 2), device=device),
 }
 
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 Tensors = list[torch.Tensor]
@@ -59,25 +58,6 @@ def searching_and_sorting(device):
 
 
 @program
-def fourier_transforms(device):
-    x = made(device, 4, 8)
-    window = torch.hann_window(16, device=device)
-    spectrum = torch.stft(made(device, 2, 64), 16, window=window, return_complex=True)
-    return [torch.fft.rfft(x), torch.fft.ifft2(torch.fft.fft2(x)), spectrum]
-
-
-@program
-def linear_algebra(device):
-    a = made(device, 4, 4) + 4 * torch.eye(4, device=device)
-    definite = a @ a.T
-    return [
-        torch.linalg.svdvals(a), torch.linalg.inv(a), torch.linalg.eigvalsh(definite),
-        torch.linalg.solve(a, a[:, :1]), torch.linalg.det(a), torch.linalg.cholesky(definite),
-        torch.linalg.qr(a).R.abs(), torch.linalg.norm(a), torch.linalg.matrix_rank(a),
-    ]  # fmt: skip
-
-
-@program
 def indices(device):
     x = made(device, 4, 8)
     rows = torch.tensor([2, 0], device=device)
@@ -102,20 +82,6 @@ def embeddings(device):
     sparse(numbers).sum().backward()
     update.step()
     return [*gradients(bag, numbers), sparse.weight.detach(), sparse.weight.grad.to_dense()]
-
-
-@program
-def resampling(device):
-    images = made(device, 1, 3, 8, 8).requires_grad_()
-    grid = F.affine_grid(torch.eye(2, 3, device=device)[None], (1, 3, 4, 4), False)
-    outs = [
-        F.grid_sample(images, grid, align_corners=False),
-        F.interpolate(images, scale_factor=2, mode="bilinear"), F.interpolate(images, size=5),
-        F.pad(images, (1, 1, 1, 1), "reflect"), F.pixel_shuffle(images.repeat(1, 4, 1, 1), 2),
-        F.fold(F.unfold(images, 3), (8, 8), 3),
-    ]  # fmt: skip
-    sum(out.sum() for out in outs).backward()
-    return [*(out.detach() for out in outs), images.grad]
 
 
 @program
@@ -183,16 +149,6 @@ def transformers(device):
     return [*found, both(rows, rows[:, :4]).detach()]
 
 
-@program
-def small_dtypes(device):
-    x = made(device, 4, 8)
-    return [
-        (x.half() @ x.half().T).float(), x.bfloat16().sum(), x.to(torch.float8_e4m3fn).float(),
-        torch.complex(x, x).abs(), torch.view_as_real(torch.complex(x, x).conj() * 2),
-        x.to(torch.int8), (x > 0).byte().sum(),
-    ]  # fmt: skip
-
-
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -248,17 +204,6 @@ def transformed_functions(device):
 
 
 @program
-def averaged_weights(device):
-    model = seeded(partial(nn.Linear, 8, 4), device)
-    average = AveragedModel(model)
-    with torch.no_grad():
-        model.weight += 1
-    average.update_parameters(model)
-    average.update_parameters(model)
-    return [average(made(device, 4, 8)).detach()]
-
-
-@program
 def a_model_without_memory(device):
     with torch.device("meta"):
         model = nn.Linear(8, 4)
@@ -267,21 +212,6 @@ def a_model_without_memory(device):
     empty = nn.Linear(8, 4, device="meta").to_empty(device=device)
     empty.load_state_dict(source.state_dict())
     return [model.to(device)(made(device, 4, 8)).detach(), empty.weight.detach()]
-
-
-@program
-def new_tensors(device):
-    x = made(device, 4, 8)
-    options = {"device": device}
-    return [
-        torch.eye(3, **options), torch.linspace(0, 1, 3, **options), torch.triu(x, 1),
-        torch.logspace(0, 1, 3, **options), torch.tril_indices(3, 3, **options),
-        torch.empty_strided((2, 2), (1, 2), **options).zero_(), x.new_full((2,), 1.0),
-        torch.zeros(2).type_as(x), torch.ones_like(x), torch.full((2,), 1, **options),
-        *torch.meshgrid(x[0], x[1], indexing="ij"), torch.combinations(x[0]),
-        torch.arange(3, **options), torch.as_tensor([1.0], **options),
-        torch.from_numpy(x.cpu().numpy()).to(device),
-    ]  # fmt: skip
 
 
 @program

@@ -41,7 +41,7 @@ from torch import nn
 
 def train(rank, model, rows, answers, received):
     assert model[0].weight.is_cuda and model[1].weight is model[0].weight
-    assert rows.data_ptr() and torch.cuda.memory_allocated(1) == 0
+    assert rows.data_ptr() and rows.get_device() == 1 and torch.cuda.memory_allocated(1) == 0
     with torch.no_grad():
         model[0].weight.add_(rows.sum().item() + rank)
     answers.put(model[0].weight.detach().sum())
