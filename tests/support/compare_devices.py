@@ -31,22 +31,15 @@ def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def mean_square(out: Tensor) -> Tensor:
-    return out.float().square().mean()
-
-
 def train(
     make: Callable[[], nn.Module],
     *inputs: Tensor,
     device: torch.device,
     optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = sgd,
-    loss: Callable[[Tensor], Tensor] = mean_square,
-    steps: int = 3,
-    after_backward: Callable[[nn.Module], object] = lambda model: None,
-) -> tuple[float, float]:
-    """Train on the CPU and on the device from the same weights and seeds.
+) -> float:
+    """The difference of two models that train from the same weights and seeds.
 
-    Returns (the difference of the two models, the last loss).
+    One is on the CPU, the other one on the device.
     """
     torch.manual_seed(0)
     on_cpu = make()
@@ -54,18 +47,17 @@ def train(
     for model, place in ((on_cpu, torch.device("cpu")), (on_device, device)):
         torch.manual_seed(1)
         update = optimizer(model.parameters())
-        for _ in range(steps):
+        for _ in range(3):
             out = model(*[tensor.to(place) for tensor in inputs])
             out = out[0] if isinstance(out, tuple) else out
             assert out.device == place
-            value = loss(out)
+            loss = out.float().square().mean()
             update.zero_grad()
-            value.backward()
-            after_backward(model)
+            loss.backward()
             update.step()
     assert all(parameter.device == device for parameter in on_device.parameters())
-    assert torch.isfinite(value).item()
-    return difference(on_cpu, on_device), value.item()
+    assert torch.isfinite(loss).item()
+    return difference(on_cpu, on_device)
 
 
 def pipeline(devices: Sequence[torch.device], micro_batches: int) -> Timeline:
@@ -85,16 +77,8 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def images(n: int = 4) -> torch.Tensor:
-    return torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(2))
-
-
 def sequences() -> torch.Tensor:
     return torch.randn(4, 7, 12, generator=torch.Generator().manual_seed(3))
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(4))
 
 
 def encoder(dropout: float) -> nn.Module:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from quiet import QUIET
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -56,10 +57,7 @@ for model, strategy in RUNS:
         strategy=strategy,
         accelerator="cpu",
         max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
     )
     trainers.append(trainer)
     trainer.fit(model, DataLoader(data, 5))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from quiet import QUIET
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def fit(
     # Lightning's Trainer rejects its own ModelCheckpoint with enable_checkpointing=False, and
     # adds one of its own to ours with True.
     is_lightnings = isinstance(callback, package().pytorch.callbacks.ModelCheckpoint)
-    arguments = {
+    arguments = QUIET | {
         "default_root_dir": root,
         "accelerator": "cpu",
         "logger": logger,
@@ -88,8 +89,6 @@ def fit(
         "log_every_n_steps": 1,
         "num_sanity_val_steps": 0,
         "enable_checkpointing": is_lightnings,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
     }
     trainer = Trainer(**arguments | kwargs)
     module = model(scores, optimizer=optimizer)

@@ -1,10 +1,9 @@
 """Programs whose ranks are processes, on virtual GPUs that look like CUDA."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from commands import free_ports, run_script
+import virtual_ranks
 
 HEAD = """
 import json, os, sys, time
@@ -45,19 +44,9 @@ def run(tmp_path: Path, program: str, size: int = 2, **options: bool) -> list:
 
     `options` are more of `multigpu virtual`'s.
     """
-    script = tmp_path / "program.py"
-    script.write_text(HEAD + program)
-    (port,) = free_ports(1)
-    with ThreadPoolExecutor(size) as pool:
-        more = json.dumps(options)
-        return list(
-            pool.map(lambda rank: run_script(script, rank, port, size, more), range(size))
-        )
+    return virtual_ranks.start_ranks(HEAD + program, size, tmp_path, size, json.dumps(options))
 
 
 def results(tmp_path: Path, program: str, size: int = 2) -> list:
     """What each rank prints last, as JSON."""
-    done = run(tmp_path, program, size)
-    for process in done:
-        assert process.returncode == 0, process.stdout
-    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
+    return virtual_ranks.results(run(tmp_path, program, size))

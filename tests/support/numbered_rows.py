@@ -1,6 +1,7 @@
 """Data whose row i is the number i, a module that keeps its rows, and a quiet Trainer."""
 
 import torch
+from quiet import QUIET
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import multigpu.trainer as L
@@ -75,19 +76,13 @@ def changed(**methods):
 
 
 def trainer(folder, **arguments):
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
     wide = {
         "accelerator": "cpu",
         "max_epochs": 1,
         "num_sanity_val_steps": 0,
         "default_root_dir": folder,
     }
-    return L.Trainer(**{**quiet, **wide, **arguments})
+    return L.Trainer(**{**QUIET, **wide, **arguments})
 
 
 def ran(tmp_path, net=None, rows=10, val=10, **arguments):

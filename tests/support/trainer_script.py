@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from quiet import QUIET
 from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu.trainer as L
@@ -60,10 +61,8 @@ if __name__ == "__main__":
         strategy="horovod" if horovod else "ddp",
         devices=1 if horovod else 2,
         max_epochs=3,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
         default_root_dir=folder,
+        **QUIET,
     )
     module = Net()
     try:

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from quiet import QUIET
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
@@ -65,16 +66,8 @@ TWO = [
 
 def trainer(L, root, **arguments):
     """A Trainer of L that prints and writes nothing, unless the arguments say so."""
-    defaults = {
-        "accelerator": "cpu",
-        "max_epochs": 2,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": root,
-    }
-    return L.Trainer(**defaults | arguments)
+    defaults = {"accelerator": "cpu", "max_epochs": 2, "default_root_dir": root}
+    return L.Trainer(**QUIET | defaults | arguments)
 
 
 def net(L, schedule=None, manual=False, dropout=0.0):
@@ -197,24 +190,16 @@ def train(L, case, folder, **arguments):
     if trainer_arguments.get("precision") == "64-true":
         module = module.double()
     logger = L.pytorch.loggers.CSVLogger(folder, name=case.replace(" ", "_"), version=0)
-    defaults = {
-        "accelerator": "cpu",
-        "max_epochs": 2,
-        "log_every_n_steps": 1,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "logger": logger,
-    }
-    trainer = L.Trainer(**{**defaults, **arguments, **trainer_arguments})
-    trainer.fit(module, *loaders(**data_arguments))
+    arguments = {"logger": logger, "log_every_n_steps": 1, **arguments, **trainer_arguments}
+    run = trainer(L, folder, **arguments)
+    run.fit(module, *loaders(**data_arguments))
     return {
         "losses": module.losses,
         "ends": module.ends,
         "weights": {name: value.clone() for name, value in module.state_dict().items()},
-        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-        "at": (trainer.current_epoch, trainer.global_step),
-        "rows": csv_rows(logger) if trainer.is_global_zero else [],
+        "metrics": {name: float(value) for name, value in run.callback_metrics.items()},
+        "at": (run.current_epoch, run.global_step),
+        "rows": csv_rows(logger) if run.is_global_zero else [],
     }
 
 

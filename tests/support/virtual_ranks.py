@@ -46,13 +46,23 @@ def run_ranks(program: str, ranks: int, folder: Path, *arguments: object) -> lis
     `record`, which decorates a function and puts what it does into `results`.
     sys.argv has the rank, a free port for rank 0's store, and `arguments`.
     """
+    head = HEAD.replace("RANKS", str(ranks))
+    return results(start_ranks(head + program, ranks, folder, *arguments))
+
+
+def start_ranks(program: str, ranks: int, folder: Path, *arguments: object) -> list:
+    """The ranks' processes, ended; sys.argv has the rank, a free port, and `arguments`."""
     script = folder / "program.py"
-    script.write_text(HEAD.replace("RANKS", str(ranks)) + program)
+    script.write_text(program)
     (port,) = free_ports(1)
     with ThreadPoolExecutor(ranks) as pool:
-        done = list(
+        return list(
             pool.map(lambda rank: run_script(script, rank, port, *arguments), range(ranks))
         )
-    for process in done:
+
+
+def results(processes: list) -> list:
+    """What each process has printed last, as JSON; all must have succeeded."""
+    for process in processes:
         assert process.returncode == 0, process.stdout
-    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
+    return [json.loads(process.stdout.splitlines()[-1]) for process in processes]

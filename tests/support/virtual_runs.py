@@ -1,5 +1,6 @@
 """Run programs under `multigpu virtual`, as forks of the warm process."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ def virtual(
             process.kill()
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, text)
+
+
+def reported(folder: Path, *words: object, **more: Any) -> tuple[str, dict]:
+    """What a run prints, and its report as numbers (--json n.json); it must succeed."""
+    done = virtual(folder, "--json", "n.json", *words, **more)
+    assert done.returncode == 0, done.stdout
+    return done.stdout, json.loads((folder / "n.json").read_text())
 
 
 def write(folder: Path, program: str, name: str = "program.py") -> str:

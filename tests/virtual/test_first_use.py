@@ -63,17 +63,6 @@ def in_fork(action) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_fork_before_the_first_use_uses_the_gpus():
-    def use() -> None:
-        assert torch.ones(2, device="cuda").sum().item() == 2
-        assert not torch.cuda._is_in_bad_fork()
-
-    with multigpu.gpus(2):
-        assert in_fork(use) == 0
-        assert in_fork(lambda: os._exit(in_fork(use))) == 0
-        assert torch.ones(2, device="cuda").sum().item() == 2
-
-
 def test_a_fork_after_the_first_use_gets_cudas_error():
     with multigpu.gpus(2):
         tensor = torch.ones(2, device="cuda")

@@ -24,12 +24,6 @@ square.register_autograd(
 )
 
 
-@torch.library.custom_op("vgpu_tests::triple", mutates_args=(), device_types="cpu")
-def triple(x: torch.Tensor) -> torch.Tensor:
-    SEEN.append(x.device)
-    return x * 3
-
-
 def test_a_custom_operation_gets_tensors_of_the_device(two):
     SEEN.clear()
     x = torch.tensor([1.0, 3.0], device=two[1], requires_grad=True)
@@ -39,13 +33,6 @@ def test_a_custom_operation_gets_tensors_of_the_device(two):
     assert (event.name, event.device) == ("mul", 1)
     y.sum().backward()
     assert x.grad.tolist() == [2.0, 6.0]
-
-
-def test_a_kernel_for_the_cpu_computes_on_the_numbers(two):
-    SEEN.clear()
-    y = triple(torch.tensor([1.0, 3.0], device=two[1]))
-    assert [device.type for device in SEEN] == ["cpu"]
-    assert y.device == two[1] and y.tolist() == [3.0, 9.0]
 
 
 PROGRAM = """

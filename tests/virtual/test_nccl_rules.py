@@ -200,14 +200,12 @@ receive, send = dist.P2POp(dist.irecv, given, source), dist.P2POp(dist.isend, ow
 for batch in [[receive, send]] if rank == 0 else [[receive], [send]]:
     for work in dist.batch_isend_irecv(batch):
         work.wait()
-halves = dist.split_group(split_ranks=[[0, 1], [2]])
-dist.all_reduce(own, group=halves)
-print(json.dumps([got, given.tolist(), own.tolist(), dist.get_process_group_ranks(halves)]))
+print(json.dumps([got, given.tolist()]))
 """,
         3,
     )
-    assert second == [[1.0, 2.0], [0.0] * 3, [1.0] * 3, [0, 1]]
-    assert third == [[], [1.0] * 3, [2.0] * 3, [2]]
+    assert second == [[1.0, 2.0], [0.0] * 3]
+    assert third == [[], [1.0] * 3]
 
 
 def test_a_default_device_is_the_programs_alone(results):
@@ -267,17 +265,6 @@ print(json.dumps(got))
 
 # (what differs, the program after `start()`, what rank 0's report says, the likely mistake)
 STAND_STILL = {
-    "a collective under a condition": (
-        """
-x = full(1, 4)
-dist.all_reduce(x)
-if rank == 0:
-    dist.all_reduce(x)
-print("end", flush=True)
-""",
-        ["OpType=ALLREDUCE, NumelIn=4", "all_reduce number 2", "rank 1 has left"],
-        "under `if rank == 0`",
-    ),
     "a collective after another rank has ended": (
         """
 import time
@@ -299,11 +286,6 @@ print(x.sum().item())
 """,
         ["rank 0 waits in broadcast", "rank 1 waits in all_reduce", "program.py:"],
         "the ranks call other collectives",
-    ),
-    "another size": (
-        "dist.all_reduce(full(1, 4 + rank))",
-        ["4 elements of float32", "5 elements"],
-        "other sizes: [4] on rank 0, [5] on rank 1",
     ),
     "another root": (
         "dist.broadcast(full(1), rank)",

@@ -15,9 +15,9 @@ from multigpu.models import CNN
 
 
 class Cells(nn.Module):
-    def __init__(self, kind):
+    def __init__(self):
         super().__init__()
-        self.cell = kind(12, 6)
+        self.cell = nn.LSTMCell(12, 6)
 
     def forward(self, x):
         state = None
@@ -51,13 +51,11 @@ OTHER_KERNELS = {
     ),
     "transformer encoder with dropout": (lambda: encoder(0.1), sequences),
     "RNN": (lambda: nn.RNN(12, 6, 2, batch_first=True, bidirectional=True), sequences),
-    "LSTM": (lambda: nn.LSTM(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "GRU": (lambda: nn.GRU(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "LSTM with a projection": (lambda: nn.LSTM(12, 6, proj_size=3), sequences),
     "LSTM without bias": (lambda: nn.LSTM(12, 6, bias=False), sequences),
     "GRU without bias": (lambda: nn.GRU(12, 6, bias=False), sequences),
-    "LSTM cells": (lambda: Cells(nn.LSTMCell), sequences),
-    "GRU cells": (lambda: Cells(nn.GRUCell), sequences),
+    "LSTM cells": (Cells, sequences),
     "checkpoint": (lambda: Checkpointed(False), sequences),
     "checkpoint, re-entrant": (lambda: Checkpointed(True), sequences),
 }
@@ -66,13 +64,13 @@ OTHER_KERNELS = {
 @pytest.mark.parametrize("name", SAME_KERNELS)
 def test_equal_to_the_bit(two, name):
     make, data = SAME_KERNELS[name]
-    assert train(make, data(), device=two[1])[0] == 0
+    assert train(make, data(), device=two[1]) == 0
 
 
 @pytest.mark.parametrize("name", OTHER_KERNELS)
 def test_equal_except_for_the_last_bits(two, name):
     make, data = OTHER_KERNELS[name]
-    assert train(make, data(), device=two[1])[0] <= 1e-6
+    assert train(make, data(), device=two[1]) <= 1e-6
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
@@ -132,13 +130,9 @@ def assert_same_as_on_the_cpu(
     "function",
     [
         lambda x: x * x.conj(),
-        lambda x: (x * x).abs(),
-        lambda x: x.conj() + 1,
         lambda x: x.conj().imag,
         lambda x: torch.cat([x.conj(), x]),
         lambda x: x.sgn(),
-        lambda x: torch.outer(x, x).mH @ x,
-        lambda x: torch.fft.fft(x.real).abs().square(),
     ],
 )
 def test_complex_numbers(two, function):
@@ -187,11 +181,6 @@ def test_rms_norm(two, dims, with_weight):
 )
 def test_numbers_in_the_place_of_matrices(two, function):
     assert_same_as_on_the_cpu(function, torch.tensor(1.5), device=two[1])
-
-
-def test_forward_mode_over_backward(two):
-    hessian = torch.func.hessian(lambda x: (x**3).sum())
-    assert torch.equal(hessian(torch.ones(2, device=two[0])).cpu(), 6 * torch.eye(2))
 
 
 def test_a_traced_function_computes_with_its_arguments(two):

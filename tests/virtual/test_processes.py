@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from commands import ROOT, run
-from virtual_runs import TORCHRUN, virtual, write
+from virtual_runs import TORCHRUN, reported, virtual, write
 
 pytestmark = pytest.mark.slow
 
@@ -73,15 +73,13 @@ def main():
 if __name__ == "__main__":
     main()
 """
-    done = virtual(tmp_path, "--json", "n.json", write(tmp_path, program))
-    assert done.returncode == 0, done.stdout
-    assert "batch 6.0\nbatch 22.0\n" in done.stdout
-    gpus = json.loads((tmp_path / "n.json").read_text())["gpus"]
-    peaks = sorted((gpu["device"], gpu["peak_bytes"]) for gpu in gpus)
+    text, numbers = reported(tmp_path, write(tmp_path, program))
+    assert "batch 6.0\nbatch 22.0\n" in text
+    peaks = sorted((gpu["device"], gpu["peak_bytes"]) for gpu in numbers["gpus"])
     assert peaks == [("cuda:0", 1024), ("cuda:1", 2**20), ("cuda:1", 2**21)]
     # As on CUDA, a fork of a process that has used a GPU cannot use one.
-    assert "Cannot re-initialize" in done.stdout and "after use 1" in done.stdout
-    assert "without Python's end" not in done.stdout
+    assert "Cannot re-initialize" in text and "after use 1" in text
+    assert "without Python's end" not in text
 
 
 def test_a_real_start(tmp_path):

@@ -315,9 +315,6 @@ def test_streams_after_the_virtual_gpus_have_stopped():
         assert torch.vgpu.current_stream() == torch.vgpu.default_stream(device)
 
 
-# ---- a pipeline of copies and kernels ----
-
-
 def test_the_first_side_stream_sees_work_that_the_recorder_has_taken():
     """`multigpu virtual` removes events from the clock while the program runs."""
 

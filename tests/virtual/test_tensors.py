@@ -73,6 +73,8 @@ def test_reading_and_printing(two):
     assert f"{x[0, 0]:.2f}" == "1.50"
     assert bool((x == x).all())
     assert len(x) == 2
+    assert torch.tensor([x[0, 0], 5.0]).tolist() == [1.5, 5]
+    assert torch.tensor([x[0, 0], x[0, 1]], device=two[0]).tolist() == [1.5, 2]
     assert "grad_fn=<MulBackward0>" in repr(x.requires_grad_() * 2)
     parameter = nn.Parameter(x[0].detach())
     shown = "tensor([1.5000, 2.0000], device='vgpu:1', requires_grad=True)"

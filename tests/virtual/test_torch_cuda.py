@@ -118,7 +118,7 @@ def test_a_share_of_the_memory(cuda):
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     try:
         assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
-        with pytest.raises(torch.OutOfMemoryError, match=r"4\.00 GiB allowed"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"GPU 1 has .* 4\.00 GiB allowed"):
             torch.empty(5 * 2**30, dtype=torch.uint8, device="cuda:1")
         assert torch.cuda.get_device_properties(1).total_memory == 16 * 2**30
     finally:
@@ -132,9 +132,7 @@ def test_streams_and_events(cuda):
     assert isinstance(other, torch.cuda.Stream) and isinstance(side, torch.Stream)
     assert isinstance(event, torch.cuda.Event) and other.device == torch.device("cuda:1")
     with torch.cuda.stream(side):
-        with torch.cuda.stream(other):
-            assert torch.cuda.current_stream() == other and torch.cuda.current_device() == 1
-        assert torch.cuda.current_stream() == side and torch.cuda.current_device() == 0
+        assert torch.cuda.current_stream() == side
         numbers = torch.ones(2).cuda(non_blocking=True)
     numbers.record_stream(torch.cuda.current_stream())
     torch.cuda.set_stream(side)
