@@ -1,7 +1,9 @@
 """torch.autocast("vgpu"): the dtype in which each operation computes.
 
-The lists are those for CUDA in ATen/autocast_mode.h of torch 2.13. torch applies them to its
-own devices only, so they are registered here for the device type "vgpu".
+torch has a kernel of autocast for CUDA, also in a CPU build, for each operation that it casts,
+and does not say to which dtype. The lists below are in ATen/autocast_mode.h of torch 2.13; all
+other operations compute in float32: losses, norms, sums, and functions that overflow easily.
+torch applies this to its own devices only, so it is registered here for "vgpu".
 
 As in torch (cached_cast in autocast_mode.cpp), a weight is cast once: its 16-bit copy is kept
 until the program leaves the outermost autocast block.
@@ -51,76 +53,6 @@ LOWER_PRECISION = [
     "rnn_relu_cell",
     "scaled_dot_product_attention",
 ]
-# These compute in float32: losses, norms, sums, and functions that overflow easily.
-FLOAT32 = [
-    "acos",
-    "asin",
-    "cosh",
-    "erfinv",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log2",
-    "log1p",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "tan",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "pow.Scalar",
-    "softplus",
-    "layer_norm",
-    "native_layer_norm",
-    "rms_norm",
-    "group_norm",
-    "frobenius_norm.dim",
-    "nuclear_norm",
-    "nuclear_norm.dim",
-    "cosine_similarity",
-    "poisson_nll_loss",
-    "cosine_embedding_loss",
-    "nll_loss",
-    "nll_loss2d",
-    "hinge_embedding_loss",
-    "kl_div",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "mse_loss",
-    "margin_ranking_loss",
-    "multilabel_margin_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-    "multi_margin_loss",
-    "binary_cross_entropy_with_logits",
-    "dist",
-    "pdist",
-    "cdist",
-    "renorm",
-    "logsumexp",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-    "prod",
-    "prod.dim_int",
-    "softmax.int",
-    "log_softmax.int",
-    "cumprod",
-    "cumsum",
-    "linalg_vector_norm",
-    "linalg_matrix_norm",
-    "linalg_matrix_norm.str_ord",
-    "sum",
-    "sum.dim_IntList",
-    "norm.Scalar",
-    "norm.ScalarOpt_dim",
-]
 # These compute in the widest dtype among their arguments.
 WIDEST = [
     "addcdiv",
@@ -135,6 +67,13 @@ WIDEST = [
     "tensordot",
     "scatter_add",
 ]
+# Of cuDNN's and CUDA's own kernels, which virtual GPUs do not call.
+OF_CUDA = [
+    "cudnn_convolution",
+    "cudnn_convolution_transpose",
+    "_scaled_dot_product_flash_attention",
+]
+UNSAFE = "binary_cross_entropy"
 # The 16-bit copies of weights by the weights' ids, each with a reference to the weight. One
 # dict for the process, like torch's.
 _copies: dict[int, tuple[weakref.ref, Tensor]] = {}
@@ -150,13 +89,18 @@ def register(everything: torch.library.Library, aten: torch.library.Library) -> 
     operations.
     """
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    lists = ((LOWER_PRECISION, _autocast_dtype), (FLOAT32, _float32), (WIDEST, _widest))
+    known = {*LOWER_PRECISION, *WIDEST, *OF_CUDA, UNSAFE}
+    of_cuda = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    # Other packages, such as torchvision, have operations of their own there.
+    of_torch = (name for name in of_cuda if name.startswith("aten::"))
+    float32 = {name.removeprefix("aten::") for name in of_torch} - known
+    lists = ((LOWER_PRECISION, _autocast_dtype), (float32, _float32), (WIDEST, _widest))
     for operations, choose_dtype in lists:
         for name in operations:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             aten.impl(name, _with_casts(func, choose_dtype), "AutocastPrivateUse1")
-    aten.impl("binary_cross_entropy", _refuse, "AutocastPrivateUse1")
+    aten.impl(UNSAFE, _refuse, "AutocastPrivateUse1")
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:
