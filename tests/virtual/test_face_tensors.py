@@ -12,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
+from multigpu.errors import UserError
+from multigpu.virtual import left_out
 from multigpu.virtual.face import kernels
 from multigpu.virtual.ops import dispatch, op_info
 
@@ -115,25 +117,23 @@ def test_a_nested_tensor_goes_through_a_layer(cuda):
     assert layer.bias.grad.tolist() == [6, 6]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_torch_jit_compiles_what_a_source_says_of_cuda(cuda):
-    def places(x: torch.Tensor) -> list[bool]:
-        first = torch.device("cuda:0")
-        return [x.is_cuda, x.device.type == "cuda", x.device == first, x.cuda().is_cuda]
+def test_torch_jit_is_left_out(cuda, capsys):
+    @torch.jit.script
+    def place(x):
+        return x.is_cuda, x.cuda().device
 
-    class Flagged(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.is_cuda = 3
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.is_cuda
-
-    scripted = torch.jit.script(places)
-    assert scripted(torch.ones(1, device="cuda:0")) == [True, True, True, True]
-    assert scripted(torch.ones(1, device="cuda:1")) == [True, True, False, True]
-    assert scripted(torch.ones(1)) == [False, False, False, True]
-    assert torch.jit.script(Flagged())(torch.ones(1, device="cuda:1")).item() == 4
+    left_out.notes.clear()
+    assert place(torch.ones(1, device="cuda:1")) == (True, cuda[0])
+    assert capsys.readouterr().err == ""
+    layer = nn.Linear(2, 1)
+    assert torch.jit.script(layer) is layer
+    assert torch.jit.trace(layer, torch.ones(1, 2)) is layer
+    assert capsys.readouterr().err.count("torch.jit is left out") == 1
+    with pytest.raises(UserError, match="without virtual GPUs, from a state_dict"):
+        torch.jit.save(layer, io.BytesIO())
+    row = torch.ones(1, 2, device="cuda")
+    _, tangent = torch.func.jvp(layer.cuda(), (row,), (row,))
+    assert tangent.device == cuda[0], "torch compiles derivatives for itself"
 
 
 def test_files_have_cudas_devices(cuda):
@@ -226,15 +226,6 @@ def test_a_model_is_exported(cuda):
     assert torch.equal(graph(rows.requires_grad_())(rows), rows * 2)
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.LSTM(4, 3)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.layer(rows)[0]
-
-
 def test_a_recurrent_layer_on_another_device_than_its_rows(cuda):
     rows = torch.ones(2, 1, 4)
     for kind in (nn.LSTM, nn.GRU, nn.RNN):
@@ -243,8 +234,6 @@ def test_a_recurrent_layer_on_another_device_than_its_rows(cuda):
             layer(rows)
         with pytest.raises(RuntimeError, match=r"found input tensor at cuda:0 .* at cuda:1$"):
             layer(rows.cuda())
-    model = Recurrent().to("cuda:1")
-    assert torch.equal(torch.jit.script(model)(rows.to("cuda:1")), model(rows.to("cuda:1")))
 
 
 def test_operations_for_which_a_cuda_build_has_its_own_kernels(cuda, monkeypatch):

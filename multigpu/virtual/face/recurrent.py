@@ -4,17 +4,14 @@ torch checks their devices in C++, before any operation of a virtual GPU is call
 """
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Replacement, Row
-from multigpu.virtual.patches.script_modules import compiled_as
 from multigpu.virtual.sim import names
 
 
-# Cached, because `compiled_as` wants the replacement to stay.
-@cache
 def _shown(original: Callable) -> Callable:
     """A layer of torch._VF whose errors name devices as programs do."""
 
@@ -27,7 +24,7 @@ def _shown(original: Callable) -> Callable:
             error.args = tuple(str(part).replace(inner, shown) for part in error.args)
             raise
 
-    return compiled_as(original, layer)
+    return layer
 
 
 ROWS: tuple[Row, ...] = tuple(

@@ -13,7 +13,7 @@ import torch
 from multigpu.virtual.face.typed_tensors import type_named
 from multigpu.virtual.options import MOST_GPUS
 from multigpu.virtual.patches.devices import Device, inner_device
-from multigpu.virtual.patches.replacing import Registration, Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row
 from multigpu.virtual.sim import names
 
 Tensor = torch.Tensor
@@ -114,13 +114,6 @@ def _device_class(original: type) -> type:
     return Devices("device", (), {"__module__": "torch", "__doc__": original.__doc__})
 
 
-def _register_builtins() -> None:
-    """Let torch.jit.script compile calls of torch.device as before."""
-    from torch.jit._builtins import _find_builtin, _register_builtin
-
-    _register_builtin(torch.device, _find_builtin(Device))
-
-
 ROWS: tuple[Row, ...] = (
     Replacement("torch.Tensor", "device", _shown_device, "C++ shows the inner device"),
     Replacement("torch.Tensor", "is_cuda", _is_cuda, "C++ knows virtual GPUs as vgpu only"),
@@ -133,9 +126,4 @@ ROWS: tuple[Row, ...] = (
         "a wrapper such as DTensor must have the inner device, for autograd's streams",
     ),
     Replacement("torch", "device", _device_class, "torch.device(1) would be vgpu:1"),
-    Registration(
-        ("torch.jit._builtins._builtin_table",),
-        _register_builtins,
-        "torch.jit.script knows functions by their identity",
-    ),
 )

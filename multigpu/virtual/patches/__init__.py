@@ -22,7 +22,7 @@ from multigpu.virtual.patches import (
     loading,
     moving,
     pinned,
-    script_modules,
+    scripting,
     sharing,
     streams,
     updates,
@@ -268,24 +268,13 @@ TABLE = Table(
             when=compiling.compiler_is_loaded,
         ),
         *(
-            Replacement(
-                "torch._C",
-                name,
-                script_modules.read,
-                "C++ would read a module of torch.jit to a device of its own",
+            Replacement("torch.jit", name, make, "C++ has another name of a virtual GPU")
+            for name, make in (
+                ("script", scripting.script),
+                ("trace", scripting.trace),
+                ("load", scripting.read),
+                ("save", scripting.write),
             )
-            for name in ("import_ir_module", "import_ir_module_from_buffer")
-        ),
-        # torch copies the methods of scripted modules to traced ones, whose class is another.
-        *(
-            Replacement(
-                f"torch.jit.{owner}",
-                name,
-                script_modules.write,
-                "C++ copies the storages of a module of torch.jit; a virtual GPU has none",
-            )
-            for owner in ("RecursiveScriptModule", "ScriptModule")
-            for name in ("save", "save_to_buffer")
         ),
         Registration(
             ("torch.serialization._package_registry",),

@@ -16,7 +16,7 @@ import torch
 from multigpu.virtual.patches import device_module, pinned
 from multigpu.virtual.patches.devices import inner_device
 from multigpu.virtual.patches.replacing import Replacement, Row
-from multigpu.virtual.patches.script_modules import compiled_as
+from multigpu.virtual.patches.scripting import compiled_as
 from multigpu.virtual.sim.machine import current_index
 
 # These functions make a tensor from data.

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
+from multigpu.errors import UserError
 from multigpu.virtual.ops.tensor import INTERNAL, VirtualTensor
 from multigpu.virtual.ops.unknown_tensor import UnknownTensor
-from multigpu.virtual.patches import script_modules
+from multigpu.virtual.patches import scripting
 from multigpu.virtual.patches.lazy import moved_apart
 
 # torch's own, because moving_apply replaces it.
@@ -125,14 +126,10 @@ def moving_apply(original: Callable) -> Callable:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         if isinstance(self, torch.jit.ScriptModule):
             # Its parameters are attributes in C++, to which a swap of Python objects is
-            # unknown. Without the flag, torch gives it new parameters.
-            torch.__future__.set_swap_module_params_on_conversion(False)
-            kept = script_modules.keep_parameters(self)
-            try:
-                return original(self, fn, recurse)
-            finally:
-                torch.__future__.set_swap_module_params_on_conversion(swaps)
-                del kept
+            # unknown.
+            if type(fn(torch.empty(0, device="cpu"))) is VirtualTensor:
+                raise UserError(scripting.NOT_READ)
+            return original(self, fn, recurse)
         # The program has set the flag itself, or this call is for a child module.
         if swaps:
             with moved_apart(self, fn):

@@ -15,7 +15,7 @@ from torch.utils import _device
 from multigpu.virtual.ops.errors import check_generator
 from multigpu.virtual.ops.generator import VirtualGenerator
 from multigpu.virtual.ops.storage import is_marked_as_pinned, mark_as_pinned
-from multigpu.virtual.patches.script_modules import compiled_as
+from multigpu.virtual.patches.scripting import compiled_as
 
 Tensor = torch.Tensor
 # The functions of torch with an argument `pin_memory` that programs use; torch.tensor also has
