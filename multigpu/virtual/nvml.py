@@ -5,7 +5,6 @@ that lacks what it asks for. torch.cuda.utilization and its like call it, too.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from multigpu.virtual import monitor
@@ -73,10 +72,6 @@ def nvmlInit() -> None:
     _inits += 1
 
 
-def nvmlInitWithFlags(flags: int) -> None:
-    nvmlInit()
-
-
 def nvmlShutdown() -> None:
     global _inits
     if not _inits:
@@ -98,20 +93,9 @@ def nvmlSystemGetDriverVersion() -> str:
     return monitor.DRIVER
 
 
-def nvmlSystemGetNVMLVersion() -> str:
-    return f"{monitor.CUDA[0]}.{monitor.DRIVER}"
-
-
 def nvmlSystemGetCudaDriverVersion() -> int:
     major, minor = monitor.CUDA
     return 1000 * major + 10 * minor
-
-
-def nvmlSystemGetProcessName(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
-    except OSError:
-        raise NVMLError_NotFound("Not Found") from None
 
 
 def nvmlDeviceGetCount() -> int:
@@ -122,18 +106,6 @@ def nvmlDeviceGetHandleByIndex(index: int) -> Handle:
     if not 0 <= index < nvmlDeviceGetCount():
         raise NVMLError_InvalidArgument("Invalid Argument")
     return Handle(index)
-
-
-def nvmlDeviceGetHandleByUUID(text: str | bytes) -> Handle:
-    text = text.decode() if isinstance(text, bytes) else text
-    for number in range(nvmlDeviceGetCount()):
-        if uuid(number) == text:
-            return Handle(number)
-    raise NVMLError_NotFound("Not Found")
-
-
-def nvmlDeviceGetIndex(handle: Handle) -> int:
-    return handle.number
 
 
 def nvmlDeviceGetName(handle: Handle) -> str:
@@ -163,10 +135,6 @@ def nvmlDeviceGetComputeRunningProcesses(handle: Handle) -> list[Process]:
 
 nvmlDeviceGetComputeRunningProcesses_v2 = nvmlDeviceGetComputeRunningProcesses
 nvmlDeviceGetComputeRunningProcesses_v3 = nvmlDeviceGetComputeRunningProcesses
-
-
-def nvmlDeviceGetGraphicsRunningProcesses(handle: Handle) -> list[Process]:
-    return []
 
 
 def __getattr__(name: str) -> Any:
