@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -130,25 +131,14 @@ def _end(machine: Machine) -> None:
 
 
 @contextmanager
-def running(
-    count: int | None = None,
-    gpu: str | Gpu | Sequence[str | Gpu] = "V100-16GB",
-    link: str | Link = "NVLink2",
-    memory: int | str | None = None,
-    compute: bool = True,
-    gpus_per_node: int | None = None,
-    between_nodes: str | Link | None = None,
-    host_factor: float = 1.0,
-) -> Iterator[list[torch.device]]:
+def running(*arguments: Any, **options: Any) -> Iterator[list[torch.device]]:
     """Start virtual GPUs for a `with` block, and stop them at its end.
 
         with control.running(count=2, memory="64MiB") as devices:
 
     The arguments are those of start().
     """
-    started = start(
-        count, gpu, link, memory, compute, gpus_per_node, between_nodes, host_factor
-    )
+    started = start(*arguments, **options)
     try:
         yield started
     finally:
