@@ -64,13 +64,15 @@ dist.all_gather_into_tensor(both, x)
 torch.cuda.synchronize()
 pickled = pickle.loads(c10d._dump_nccl_trace())
 active = pickle.loads(c10d._dump_nccl_trace(onlyActive=True, includeStackTraces=False))
-of_gloo = json.loads(c10d._dump_fr_trace_json())
-as_json = json.loads(c10d._dump_nccl_trace_json())
-print(json.dumps([pickled, active["entries"], as_json, of_gloo]))
+try:
+    c10d._dump_nccl_trace_json()
+except Exception as error:
+    refused = str(error)
+print(json.dumps([pickled, active["entries"], refused]))
 """,
     )
-    dumped, active, as_json, of_gloo = found[0]
-    assert "entries" not in of_gloo  # as in a CUDA build
+    dumped, active, refused = found[0]
+    assert "not as JSON" in refused
     entries = dumped["entries"]
     reduced = entries[0]
     frames = reduced.pop("frames")
@@ -114,22 +116,15 @@ print(json.dumps([pickled, active["entries"], as_json, of_gloo]))
     assert [entry["p2p_seq_id"] for entry in entries] == [0, 0, 0, 1, 2, 2, 2, 2]
     assert entries[3]["input_dtypes"] == ["Half"]
     assert [entry["record_id"] for entry in active] == [5, 6]
-    assert dumped["version"] == as_json["version"] == "2.10"
+    assert dumped["version"] == "2.10"
     pair = entries[1]["process_group"][0]
-    assert (
-        dumped["pg_config"]
-        == as_json["pg_config"]
-        == {
-            "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
-            pair: {"name": pair, "desc": "pair", "ranks": "[0, 1]"},
-        }
-    )
+    assert dumped["pg_config"] == {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+        pair: {"name": pair, "desc": "pair", "ranks": "[0, 1]"},
+    }
     status = {"enqueued": 4, "started": -1, "completed": 4}
     expected = {f"last_{key}_collective": value for key, value in status.items()}
     assert dumped["pg_status"]["0"] == expected
-    assert as_json["pg_status"]["0"] == {key: str(value) for key, value in expected.items()}
-    assert as_json["entries"][0]["time_discovered_started_ns"] == 0
-    assert "frames" not in as_json["entries"][0] and len(as_json["entries"]) == 8
 
 
 def test_a_recorder_that_is_off_has_no_entries(results):
@@ -137,6 +132,7 @@ def test_a_recorder_that_is_off_has_no_entries(results):
 os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "0"
 start()
 dist.all_reduce(full(1))
-print(json.dumps(json.loads(torch._C._distributed_c10d._dump_nccl_trace_json())))
+import pickle
+print(json.dumps(pickle.loads(torch._C._distributed_c10d._dump_nccl_trace())))
 """)
-    assert "entries" not in found[0] and not found[0]["pg_config"]
+    assert not found[0]["entries"] and not found[0]["pg_config"]

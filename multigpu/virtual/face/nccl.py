@@ -12,11 +12,12 @@ import os
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from multigpu.errors import UserError
 from multigpu.virtual.face import world
 from multigpu.virtual.faults import Faults, Kill, Slow
 from multigpu.virtual.options import from_environment
@@ -307,20 +308,14 @@ def _future(original: Any) -> Any:
     return __init__
 
 
-def _gloo_dump(original: Any) -> Any:
-    """_dump_fr_trace and its JSON: in a CUDA build too they have gloo's works, never NCCL's.
+def _no_json(original: Any) -> Any:
+    def _dump_nccl_trace_json(*arguments: Any, **more: Any) -> NoReturn:
+        raise UserError(
+            "virtual GPUs have the flight recorder's dump pickled, not as JSON: call "
+            "torch._C._distributed_c10d._dump_nccl_trace()."
+        )
 
-    In a program without a group of gloo these are the works that move NCCL's numbers here.
-    """
-
-    @functools.wraps(original)
-    def dumped(*arguments: Any, **more: Any) -> bytes:
-        backends = dist.distributed_c10d._world.pg_backend_config.values()
-        if backends and not any("gloo" in str(backend) for backend in backends):
-            return original(False)
-        return original(*arguments, **more)
-
-    return dumped
+    return _dump_nccl_trace_json
 
 
 def _not_logged(original: Any) -> Any:
@@ -395,9 +390,7 @@ ROWS: tuple[Row, ...] = (
         )
         for name, make in (
             ("_dump_nccl_trace", lambda original: flight_recorder.dump),
-            ("_dump_nccl_trace_json", lambda original: flight_recorder.dump_json),
-            ("_dump_fr_trace", _gloo_dump),
-            ("_dump_fr_trace_json", _gloo_dump),
+            ("_dump_nccl_trace_json", _no_json),
         )
     ),
     Replacement(

@@ -7,7 +7,6 @@ ranks, so that a run whose first collective stands still has one, and there are 
 """
 
 import functools
-import json
 import os
 import pickle
 import threading
@@ -182,20 +181,6 @@ def dump(
     return pickle.dumps(
         recorder().dump(includeCollectives is not False, stacks, bool(onlyActive)), protocol=2
     )
-
-
-def dump_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
-    """torch._C._distributed_c10d._dump_nccl_trace_json: without frames, and 0 for no time."""
-    dumped = recorder().dump(includeCollectives is not False, False, bool(onlyActive))
-    for entry in dumped.get("entries", ()):
-        for key in ("time_discovered_started_ns", "time_discovered_completed_ns"):
-            entry[key] = entry[key] or 0
-    if not dumped.get("entries"):
-        dumped.pop("entries", None)
-    for status in dumped["pg_status"].values():
-        status.update({key: str(value) for key, value in status.items()})
-    dumped["nccl_comm_state"] = {}
-    return json.dumps(dumped, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _status(entries: list[dict]) -> dict[str, dict[str, int]]:
