@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from multigpu import nested
 from multigpu.errors import UserError, pluralize
 from multigpu.virtual.ops import generator as _generator
-from multigpu.virtual.ops import usage
+from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.options import MOST_GPUS
 from multigpu.virtual.patches import TABLE, backend
 from multigpu.virtual.patches.devices import forget as _forget_devices
@@ -28,6 +29,8 @@ from multigpu.virtual.sim.presets import (
     size_in_bytes,
 )
 from multigpu.virtual.sim.timeline import Timeline
+
+CATEGORIES = ("weights", "gradients", "optimizer", "workspaces", "activations")
 
 
 def start(
@@ -184,9 +187,29 @@ def memory_held(
     "weights" are the model's parameters and buffers, "gradients" are the parameters' `.grad`,
     and "optimizer" is the tensors in the optimizer's state. "workspaces" are cuBLAS's: torch
     keeps one for forward and one for backward after the first matrix product. "activations"
-    are all other tensors on the device: inputs, outputs, and what autograd has saved.
+    are all other tensors on the device: inputs, outputs, and what autograd has saved. Tied
+    weights count once.
     """
-    return usage.memory_held(_machine.current(), model, optimizer)
+    machine = _machine.current()
+    usage = {meter.device: dict.fromkeys(CATEGORIES, 0) for meter in machine.meters}
+    counted_blocks: set[int] = set()
+    tensors = {
+        "weights": [*model.parameters(), *model.buffers()],
+        "gradients": [parameter.grad for parameter in model.parameters()],
+        "optimizer": nested.tensors(optimizer.state) if optimizer else (),
+    }
+    for category, members in tensors.items():
+        for tensor in members:
+            if type(tensor) is VirtualTensor and id(tensor._block) not in counted_blocks:
+                counted_blocks.add(id(tensor._block))
+                usage[tensor.device][category] += tensor._block.allocation.nbytes
+    for meter in machine.meters:
+        usage[meter.device]["workspaces"] = sum(
+            block.allocation.nbytes for block in meter.workspaces.values()
+        )
+        counted = sum(usage[meter.device].values())
+        usage[meter.device]["activations"] = meter.allocated - counted
+    return usage
 
 
 def devices() -> list[torch.device]:

@@ -223,8 +223,16 @@ def all_to_all(gloo: Gloo, outputs: list[Tensor], inputs: list[Tensor], options:
 _all_gather_all = pair_by_pair(all_gather_single)
 _reduce_scatter_all = reducing(pair_by_pair(reduce_scatter_single))
 
+# The new names of torch 2.13 for some methods.
+NEW_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
 # The method that torch calls → the collective's name (sim/network.py), and how gloo moves its
-# numbers. torch 2.13 has new names for some of them.
+# numbers.
 COLLECTIVES: dict[str, tuple[str, Move]] = {
     "allreduce": ("allreduce", reducing(unchanged("allreduce"))),
     "allreduce_coalesced": ("allreduce", reducing(unchanged("allreduce_coalesced"))),
@@ -233,17 +241,12 @@ COLLECTIVES: dict[str, tuple[str, Move]] = {
     "allgather": ("allgather", all_gather),
     "allgather_coalesced": ("allgather", unchanged("allgather_coalesced")),
     "_allgather_base": ("allgather", all_gather_single),
-    "all_gather_single": ("allgather", all_gather_single),
     "allgather_into_tensor_coalesced": ("allgather", _all_gather_all),
-    "all_gather_single_coalesced": ("allgather", _all_gather_all),
     "gather": ("gather", unchanged("gather")),
     "scatter": ("scatter", unchanged("scatter")),
     "reduce_scatter": ("reduce_scatter", reducing(unchanged("reduce_scatter"))),
     "_reduce_scatter_base": ("reduce_scatter", reducing(reduce_scatter_single)),
-    "reduce_scatter_single": ("reduce_scatter", reducing(reduce_scatter_single)),
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", _reduce_scatter_all),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", _reduce_scatter_all),
     "alltoall": ("alltoall", all_to_all),
     "alltoall_base": ("alltoall", unchanged("alltoall_base")),
-    "all_to_all_single": ("alltoall", unchanged("alltoall_base")),
 }

@@ -57,31 +57,24 @@ OPERATIONS = {
     "reduce": ("REDUCE", "reduce"),
     "allgather": ("ALLGATHER", "all_gather"),
     "_allgather_base": ("_ALLGATHER_BASE", "_all_gather_base"),
-    "all_gather_single": ("_ALLGATHER_BASE", "_all_gather_base"),
     "allgather_into_tensor_coalesced": ("COALESCED", "all_gather_into_tensor_coalesced"),
-    "all_gather_single_coalesced": ("COALESCED", "all_gather_into_tensor_coalesced"),
     "gather": ("GATHER", "gather"),
     "scatter": ("SCATTER", "scatter"),
     "reduce_scatter": ("REDUCE_SCATTER", "reduce_scatter"),
     "_reduce_scatter_base": ("_REDUCE_SCATTER_BASE", "_reduce_scatter_base"),
-    "reduce_scatter_single": ("_REDUCE_SCATTER_BASE", "_reduce_scatter_base"),
     "reduce_scatter_tensor_coalesced": ("COALESCED", "reduce_scatter_tensor_coalesced"),
-    "reduce_scatter_single_coalesced": ("COALESCED", "reduce_scatter_tensor_coalesced"),
     "alltoall": ("ALLTOALL", "all_to_all"),
     "alltoall_base": ("ALLTOALL_BASE", "all_to_all"),
-    "all_to_all_single": ("ALLTOALL_BASE", "all_to_all"),
 }
 # The methods whose arguments are outputs and inputs. The others have one argument for both.
 HAVE_INPUTS = (
-    "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
-    "all_gather_single_coalesced", "gather", "scatter", "reduce_scatter",
-    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
+    "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "gather", "scatter",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall",
+    "alltoall_base",
 )  # fmt: skip
 # All ranks must agree on the sizes of the inputs here, and of the first argument elsewhere.
 AGREE_ON_INPUTS = (
-    "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
-    "all_gather_single_coalesced", "gather", "reduce_scatter",
+    "_allgather_base", "allgather_into_tensor_coalesced", "gather", "reduce_scatter",
 )  # fmt: skip
 # A list of equal tensors is one tensor for NCCL here.
 LISTS = ("allgather", "reduce_scatter")
@@ -451,17 +444,17 @@ def _check_sizes(method: str, args: tuple, size: int) -> None:
     """
     first, second, root = args[0], args[1], getattr(args[-1], "rootRank", 0)
     wrong: list[tuple[bool, Exception]] = []
-    if method in ("_allgather_base", "all_gather_single"):
+    if method == "_allgather_base":
         text = "output tensor size must be equal to world_size times input tensor size"
         error = TypeError("output tensor must have the same type as input tensor")
         wrong.append((first.dtype != second.dtype, error))
         wrong.append((first.numel() != second.numel() * size, ValueError(text)))
-    elif method in ("_reduce_scatter_base", "reduce_scatter_single"):
+    elif method == "_reduce_scatter_base":
         text = "input tensor must be the same size as output size times world size"
         error = TypeError("input tensor must be the same type as the output tensor.")
         wrong.append((first.dtype != second.dtype, error))
         wrong.append((second.numel() != first.numel() * size, ValueError(text)))
-    elif method in ("alltoall_base", "all_to_all_single"):
+    elif method == "alltoall_base":
         for rows, splits in ((len(second), args[3]), (len(first), args[2])):
             text = "Tensor's dim 0 does not divide equally across group size"
             if splits:

@@ -23,7 +23,7 @@ from multigpu.virtual.ops.errors import no_numbers_error, stopped_error
 from multigpu.virtual.ops.shapes import drop_numbers
 from multigpu.virtual.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.virtual.ops.unknown_tensor import COLLECTIVE, UnknownTensor
-from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo
+from multigpu.virtual.patches.collectives import COLLECTIVES, NEW_NAMES, Gloo
 from multigpu.virtual.patches.used_parameters import on_device
 from multigpu.virtual.patches.work import VirtualWork, Works, map_args
 from multigpu.virtual.sim import machine as _machine
@@ -364,6 +364,8 @@ def _check_contiguous(args: tuple) -> None:
 
 for _name in COLLECTIVES:
     setattr(VirtualGroup, _name, _method(_name))
+for _new, _name in NEW_NAMES.items():
+    setattr(VirtualGroup, _new, getattr(VirtualGroup, _name))
 
 
 def tensors_in(args: Any) -> Iterator[torch.Tensor]:

@@ -8,7 +8,6 @@ This is the roofline model (Williams, Waterman and Patterson, "Roofline", Commun
 ACM 52(4), 2009) with the shares of the peaks that kernels reach:
 - gemm.py: matrix products, in tiles and waves on the SMs
 - conv.py: convolutions as implicit matrix products
-- tf32.py: whether float32 products and convolutions run on TF32 units
 - attention.py: fused attention, where a causal mask halves the arithmetic
 - traffic.py: the bytes, and the share of the bandwidth
 - host.py: what eager PyTorch costs the host
@@ -21,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from multigpu.virtual.sim import attention, conv, tf32
+from multigpu.virtual.sim import attention, conv
 from multigpu.virtual.sim.gemm import PRODUCTS, Units, product_of, product_seconds, row_lengths
 from multigpu.virtual.sim.host import host_seconds
 from multigpu.virtual.sim.presets import Gpu
@@ -75,6 +74,17 @@ def _detail(packet: torch._ops.OpOverloadPacket) -> Detail | None:
     if packet in ATTENTION:
         return lambda args, kwargs: attention.is_causal(packet, args)
     return None
+
+
+def allows_tf32(packet: torch._ops.OpOverloadPacket) -> bool:
+    """Whether the program lets a float32 product or convolution run on TF32 units.
+
+    By default PyTorch asks for them in convolutions alone. The numbers are those of full
+    float32 in both cases: only the time changes.
+    """
+    if packet in CONVOLUTIONS:
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 class Costs:
@@ -143,7 +153,7 @@ class Costs:
         detail = _detail(packet)
         if not self._has_tf32 or packet not in FLOAT32_CHOICE:
             return detail
-        return lambda args, kwargs: (*detail(args, kwargs), tf32.allowed(packet))
+        return lambda args, kwargs: (*detail(args, kwargs), allows_tf32(packet))
 
     def _device_seconds(
         self,
@@ -182,7 +192,7 @@ class Costs:
             return self.gpu.fp16, "tensor"
         if dtype in DOUBLE:
             return self.gpu.fp64, "simt"
-        if self._has_tf32 and packet in FLOAT32_CHOICE and tf32.allowed(packet):
+        if self._has_tf32 and packet in FLOAT32_CHOICE and allows_tf32(packet):
             return self.gpu.tf32, "tf32"
         # bfloat16 without its units, too: cuBLAS has no tensor cores for it, so it computes in
         # float32. On a V100 it reached 9.6 TFLOP/s, float32 14.0 and float16 95 to 100

@@ -65,7 +65,7 @@ class Gpu:
 
     `fp32` is the peak of matrix products in float32. `tf32` is the peak of convolutions in
     float32, which PyTorch computes on TF32 units by default if the GPU has such units, and
-    of matrix products for which the program allows it (tf32.py). `fp64` is the peak of
+    of matrix products for which the program allows it (cost.py). `fp64` is the peak of
     CUDA cores; products in float64 on tensor cores (A100, H100) are up to twice as fast.
     `fp16` is the peak of float16 on tensor cores, and of bfloat16 if `bf16` is True. A GPU
     without bfloat16 units computes it as float32 (cost.py). `host` names the link to the
