@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 Tensors = list[torch.Tensor]
@@ -58,6 +59,35 @@ def searching_and_sorting(device):
 
 
 @program
+def fourier_transforms(device):
+    x = made(device, 4, 8)
+    window = torch.hann_window(16, device=device)
+    spectrum = torch.stft(made(device, 2, 64), 16, window=window, return_complex=True)
+    return [torch.fft.rfft(x), torch.fft.ifft2(torch.fft.fft2(x)), spectrum]
+
+
+@program
+def linear_algebra(device):
+    a = made(device, 4, 4) + 4 * torch.eye(4, device=device)
+    definite = a @ a.T
+    return [
+        torch.linalg.svdvals(a), torch.linalg.inv(a), torch.linalg.eigvalsh(definite),
+        torch.linalg.solve(a, a[:, :1]), torch.linalg.det(a), torch.linalg.cholesky(definite),
+        torch.linalg.qr(a).R.abs(), torch.linalg.norm(a), torch.linalg.matrix_rank(a),
+    ]  # fmt: skip
+
+
+@program
+def products(device):
+    x = made(device, 4, 8)
+    return [
+        torch.einsum("ij,kj->ik", x, x), torch.tensordot(x, x.T, 1), torch.cdist(x, x),
+        torch.baddbmm(x[None, :, :4], x[None], x.T[None]), torch.kron(x, x),
+        torch.block_diag(x, x), torch.corrcoef(x), torch.cartesian_prod(x[0, :2], x[1, :2]),
+    ]  # fmt: skip
+
+
+@program
 def indices(device):
     x = made(device, 4, 8)
     rows = torch.tensor([2, 0], device=device)
@@ -85,6 +115,20 @@ def embeddings(device):
 
 
 @program
+def resampling(device):
+    images = made(device, 1, 3, 8, 8).requires_grad_()
+    grid = F.affine_grid(torch.eye(2, 3, device=device)[None], (1, 3, 4, 4), False)
+    outs = [
+        F.grid_sample(images, grid, align_corners=False),
+        F.interpolate(images, scale_factor=2, mode="bilinear"), F.interpolate(images, size=5),
+        F.pad(images, (1, 1, 1, 1), "reflect"), F.pixel_shuffle(images.repeat(1, 4, 1, 1), 2),
+        F.fold(F.unfold(images, 3), (8, 8), 3),
+    ]  # fmt: skip
+    sum(out.sum() for out in outs).backward()
+    return [*(out.detach() for out in outs), images.grad]
+
+
+@program
 def convolutions(device):
     images = made(device, 2, 3, 8, 8)
     last = images.to(memory_format=torch.channels_last)
@@ -100,6 +144,19 @@ def convolutions(device):
             seeded(lambda: nn.Conv2d(4, 4, 3, groups=2), device), made(device, 1, 4, 8, 8)
         ),
     ]
+
+
+@program
+def pooling(device):
+    images = made(device, 1, 3, 8, 8).requires_grad_()
+    most, places = F.max_pool2d(images, 2, return_indices=True)
+    outs = [
+        most, F.avg_pool2d(images, 2), F.adaptive_avg_pool2d(images, 1),
+        F.adaptive_max_pool2d(images, 2), F.lp_pool2d(images, 2, 2),
+        F.max_unpool2d(most, places, 2),
+    ]  # fmt: skip
+    sum(out.sum() for out in outs).backward()
+    return [*(out.detach() for out in outs), images.grad]
 
 
 @program
@@ -147,6 +204,16 @@ def transformers(device):
         found.append(layer.eval()(rows, src_key_padding_mask=padding))
         found += heads.eval()(rows, rows, rows)
     return [*found, both(rows, rows[:, :4]).detach()]
+
+
+@program
+def small_dtypes(device):
+    x = made(device, 4, 8)
+    return [
+        (x.half() @ x.half().T).float(), x.bfloat16().sum(), x.to(torch.float8_e4m3fn).float(),
+        torch.complex(x, x).abs(), torch.view_as_real(torch.complex(x, x).conj() * 2),
+        x.to(torch.int8), (x > 0).byte().sum(),
+    ]  # fmt: skip
 
 
 class Doubled(torch.autograd.Function):
@@ -204,6 +271,17 @@ def transformed_functions(device):
 
 
 @program
+def averaged_weights(device):
+    model = seeded(partial(nn.Linear, 8, 4), device)
+    average = AveragedModel(model)
+    with torch.no_grad():
+        model.weight += 1
+    average.update_parameters(model)
+    average.update_parameters(model)
+    return [average(made(device, 4, 8)).detach()]
+
+
+@program
 def a_model_without_memory(device):
     with torch.device("meta"):
         model = nn.Linear(8, 4)
@@ -212,6 +290,32 @@ def a_model_without_memory(device):
     empty = nn.Linear(8, 4, device="meta").to_empty(device=device)
     empty.load_state_dict(source.state_dict())
     return [model.to(device)(made(device, 4, 8)).detach(), empty.weight.detach()]
+
+
+@program
+def sparse_tensors(device):
+    x = made(device, 4, 8).relu()
+    sparse = x.to_sparse()
+    ends = torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], device=device)
+    return [
+        torch.sparse.mm(sparse, x.T), sparse.to_dense(), ends.to_dense(),
+        sparse.coalesce().values(), (sparse + sparse).to_dense(),
+    ]  # fmt: skip
+
+
+@program
+def new_tensors(device):
+    x = made(device, 4, 8)
+    options = {"device": device}
+    return [
+        torch.eye(3, **options), torch.linspace(0, 1, 3, **options), torch.triu(x, 1),
+        torch.logspace(0, 1, 3, **options), torch.tril_indices(3, 3, **options),
+        torch.empty_strided((2, 2), (1, 2), **options).zero_(), x.new_full((2,), 1.0),
+        torch.zeros(2).type_as(x), torch.ones_like(x), torch.full((2,), 1, **options),
+        *torch.meshgrid(x[0], x[1], indexing="ij"), torch.combinations(x[0]),
+        torch.arange(3, **options), torch.as_tensor([1.0], **options),
+        torch.from_numpy(x.cpu().numpy()).to(device),
+    ]  # fmt: skip
 
 
 @program
@@ -228,12 +332,33 @@ def changed_in_place(device):
 
 
 @program
+def elementwise_and_reductions(device):
+    x = made(device, 4, 8)
+    return [
+        *x.tensor_split(3), x.unfold(1, 2, 1), x.roll(1), x.flip(0), x.diff(), x.isnan().any(),
+        x.logcumsumexp(1), torch.nan_to_num(x), torch.trapz(x), x.std(0), x.var(), x.prod(1),
+        x.logsumexp(1), torch.where(x > 0, x, 0.0), torch.addcmul(x, x, x), x.lerp(x + 1, 0.5),
+        torch.stack([x, x]), x.repeat_interleave(2, 0), x.movedim(0, 1), x.clamp(-1, 1),
+    ]  # fmt: skip
+
+
+@program
 def scripts_and_graphs(device):
     x = made(device, 4, 8)
     layer = seeded(partial(nn.Linear, 8, 4), device)
     traced = torch.jit.trace(layer, x)
     graph = torch.fx.symbolic_trace(nn.Sequential(layer, nn.ReLU()))
     return [traced(x).detach(), torch.jit.script(layer)(x).detach(), graph(x).detach()]
+
+
+@program
+def parts_of_a_module(device):
+    module = nn.Module()
+    module.weights = nn.ParameterList([nn.Parameter(torch.ones(2))])
+    module.register_buffer("count", torch.zeros(2))
+    module.to(device)
+    module.half().float()
+    return [module.weights[0].detach(), module.count, *module.state_dict().values()]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -249,12 +374,22 @@ def test_a_program_gives_the_cpus_results(cuda, name):
 
 DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal": lambda x: x.normal_(),
+    "uniform": lambda x: x.uniform_(),
+    "bernoulli": lambda x: x.bernoulli_(0.5),
+    "exponential": lambda x: x.exponential_(),
+    "multinomial": lambda x: torch.multinomial(x, 2),
+    "poisson": torch.poisson,
     "permutation": lambda x: torch.randperm(9, device=x.device),
     "integers": lambda x: torch.randint(0, 9, (4,), device=x.device),
     "dropout": F.dropout,
+    "channel dropout": lambda x: F.dropout2d(x[None, :, None]),
     "gumbel": F.gumbel_softmax,
+    "rrelu": lambda x: F.rrelu(-x, training=True),
     "Normal": lambda x: torch.distributions.Normal(x, 1.0).rsample(),
+    "Categorical": lambda x: torch.distributions.Categorical(logits=x).sample(),
+    "Gamma": lambda x: torch.distributions.Gamma(x, x).sample(),
     "Beta": lambda x: torch.distributions.Beta(x, x).rsample(),
+    "Dirichlet": lambda x: torch.distributions.Dirichlet(x).rsample(),
     "orthogonal": lambda x: nn.init.orthogonal_(x),
     "truncated normal": lambda x: nn.init.trunc_normal_(x),
 }
@@ -269,6 +404,17 @@ def test_random_numbers_follow_the_devices_seed(cuda, draw):
     assert drawn[0].device == cuda[1]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_numbers_of_the_host(cuda):
+    tensor = torch.arange(4.0, device="cuda")
+    assert f"{tensor.sum():.1f}" == "6.0" and int(tensor.argmax()) == 3
+    assert bool((tensor > 2).any()) and [10, 20, 30][tensor.long()[1]] == 20
+    assert tensor.tolist() == [0, 1, 2, 3] and tensor.cpu().numpy().sum() == 6
+    assert torch.tensor([tensor[1], 5.0]).tolist() == [1, 5]
+    assert torch.tensor([tensor[1], tensor[2]], device="cuda:1").tolist() == [1, 2]
+    assert isinstance(tensor, torch.Tensor) and isinstance(nn.Parameter(tensor), nn.Parameter)
+    assert list(range(tensor.long()[2])) == [0, 1]
 
 
 def test_flags_that_change_nothing(cuda):
