@@ -175,7 +175,7 @@ def main():
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()  # it is writable
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     if args.epochs < 1 or args.each < 1 or not 1 <= args.batch_size <= len(train):
         parser.error(f"--epochs and --each are from 1 up, --batch-size at most {len(train)}")

@@ -153,7 +153,7 @@ def main():
         read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()  # it is writable
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(error)
     # The ranks find each other through this store. At port 0 the system chooses a free port.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

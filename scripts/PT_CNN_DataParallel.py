@@ -114,7 +114,7 @@ def main():
     try:
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     torch.manual_seed(args.seed)
     model = nn.DataParallel(CNN().to(gpus[0]), gpus)

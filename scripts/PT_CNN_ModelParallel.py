@@ -135,7 +135,7 @@ def main():
     try:
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
 
     first, second = find_gpus()

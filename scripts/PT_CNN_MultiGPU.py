@@ -172,7 +172,7 @@ def main(args):
         train, test = read_digits(args.data)
         if args.resume:
             checkpoint = torch.load(args.resume, map_location="cpu", weights_only=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         raise SystemExit(error) from None
     if (found := checkpoint.get("settings", "none, as it is no last.pt")) != settings:
         raise SystemExit(f"{args.resume} has other settings: {found}.")

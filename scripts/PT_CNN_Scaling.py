@@ -141,7 +141,7 @@ def main():
     try:
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     device = join()
     rank, ranks = dist.get_rank(), dist.get_world_size()

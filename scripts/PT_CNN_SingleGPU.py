@@ -113,7 +113,7 @@ def main():
         train, test = read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()  # it is writable
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
 
     # Set up the GPU

@@ -115,7 +115,7 @@ def main(share=fsdp):
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     if len(train) < args.batch_size:
         parser.error(f"the data have {len(train)} rows, fewer than --batch-size")

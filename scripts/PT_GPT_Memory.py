@@ -137,7 +137,7 @@ def main():
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     steps, half = len(train) // args.batch_size, args.precision == "bf16-mixed"
     if not steps:

@@ -149,7 +149,7 @@ def main():
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     parts = batches * args.micro_batches  # of a batch
     if args.micro_batches < stages or args.batch_size % parts or args.batch_size > len(train):

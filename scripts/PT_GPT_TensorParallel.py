@@ -120,7 +120,7 @@ def main(share=share):
     try:
         train = read_tokens(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
 
     device, group = torch.device("cpu"), {"backend": "gloo"}

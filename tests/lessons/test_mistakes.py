@@ -104,8 +104,12 @@ MISTAKES = {
     "../lessons/15-fsdp/zero": [("--group 2", "run scripts/PT_GPT_FSDP.py")],
 }
 # Every script has these two flags. Those of the clinic, the memory and the pipeline ask for
-# ranks, or for a GPU, first.
-COMMON = [("--data no.npz", "no.npz"), (f"--out {__file__}/folder", "Not a directory")]
+# ranks, or for a GPU, first. A file that is not there, or one that is no .npz:
+DATA = {
+    True: (f"--data {__file__}", "This file contains pickled (object) data"),
+    False: ("--data no.npz", "no.npz"),
+}
+OUT = (f"--out {__file__}/folder", "Not a directory")
 FIRST = (
     "PT_Clinic",
     "TF_CNN_MultiNode",
@@ -119,7 +123,7 @@ ROWS = [(stem, *row) for stem, rows in MISTAKES.items() for row in rows]
 ROWS += [
     (stem, *row)
     for stem in MISTAKES
-    for row in COMMON
+    for row in (DATA[stem.startswith("PT_")], OUT)
     if stem not in FIRST and "/" not in stem
 ]
 
