@@ -76,7 +76,9 @@ def make(
     """The plan for a command. Raises UserError for what cannot be compared."""
     words = list(words)
     script = next((word for word in words if word.endswith(".py")), None)
-    if script and not script.startswith("-") and not Path(script).exists():
+    # After -m, or a flag that does not exist, the first .py is no script of this command.
+    flag = any(word.startswith("-") for word in [*words[:1], script or ""])
+    if script and not flag and not Path(script).exists():
         raise UserError(f"there is no script {script}: give the path of one.")
     launched = _processes(words)
     ranks = int(launched.value) if launched and launched.value.isdigit() else None

@@ -202,8 +202,8 @@ def command_line(words: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "torch.distributed.run", *rest]
     if first.startswith("-"):
         raise UserError(
-            f"{first} is no flag of `multigpu virtual`: see `multigpu virtual --help`. The "
-            f"program's own flags come after the script."
+            f"{first} is no flag of this command: see its --help. The program's own flags "
+            f"come after the script."
         )
     path = Path(first)
     is_program = path.is_file() and os.access(path, os.X_OK) and path.suffix != ".py"

@@ -216,6 +216,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     [
         ("", {}, "there is no command"),
         ("missing.py", {}, "there is no script missing.py"),
+        ("--stepz 3 missing.py", {}, "--stepz is no flag of this command"),
         ("torchrun x.py", {}, "torchrun starts one process, unless you say how many"),
         ("torchrun --nproc-per-node=1 x.py", {}, "a proof compares several with one"),
         (

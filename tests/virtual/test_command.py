@@ -158,7 +158,7 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
     [
         (["progam.py"], "there is no script progam.py: did you mean 'program.py'?"),
         (["nowhere/x.py"], "there is no script nowhere/x.py: give the path of one"),
-        (["--gpuz", "3", "program.py"], "--gpuz is no flag of `multigpu virtual`"),
+        (["--gpuz", "3", "program.py"], "--gpuz is no flag of this command"),
         (["--gpus", "0", "program.py"], "--gpus is 0: give a number from 1 to 128"),
         (["--gpu", "V100", "program.py"], "--gpu is 'V100': did you mean 'V100-"),
         (["--link", "x", "program.py"], "--link is 'x': use one of PCIe3, "),
