@@ -28,6 +28,7 @@ RULES = {
     "vgpu": (
         (r"torch\.cuda\.amp\.GradScaler\(", 'torch.amp.GradScaler("vgpu", '),
         (r"torch\.cuda\.amp\.autocast\(", 'torch.autocast("vgpu", torch.float16, '),
+        (r"torch\.cuda\.nvtx\.\w+\(.*\)", "None"),  # marks, which torch.vgpu does not have
         (r"torch\.cuda\.", "torch.vgpu."),
         (r"\.cuda\(", ".vgpu("),
         (r"(['\"])cuda((?::\d|:{[^}]*})?)\1", r"\1vgpu\2\1"),
