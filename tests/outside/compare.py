@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import torch
@@ -16,11 +17,13 @@ class Comparison:
     """compared   how many losses, or tensors of a checkpoint, both runs have
     equal       whether all agree: losses to the printed digits, weights within SAME_WEIGHTS
     difference  the largest difference
+    rounded     losses that agree but for one unit of their last printed digit
     """
 
     compared: int
     equal: bool
     difference: float
+    rounded: int = 0
 
 
 def losses(output: str, pattern: str) -> list[str]:
@@ -41,11 +44,23 @@ def scalars(path: Path) -> list[str]:
 
 
 def compare_losses(one: list[str], other: list[str]) -> Comparison:
-    """Compare what `losses` found. Raises ValueError if the runs have no or unequal counts."""
+    """Compare what `losses` found. Raises ValueError if the runs have no or unequal counts.
+
+    Numbers that differ in their last bits can be printed with another last digit, if they are
+    near the middle of two. Up to a fifth of the losses may.
+    """
     if not one or len(one) != len(other):
         raise ValueError(f"{len(one)} losses on virtual GPUs, {len(other)} on the CPU")
+    pairs = [(Decimal(a), Decimal(b)) for a, b in zip(one, other, strict=True) if a != b]
+    rounded = sum(
+        abs(a - b) == Decimal(1).scaleb(a.as_tuple().exponent)
+        and a.as_tuple().exponent == b.as_tuple().exponent
+        for a, b in pairs
+        if a.is_finite() and b.is_finite()
+    )
+    equal = rounded == len(pairs) and 5 * rounded <= len(one)
     differences = [abs(float(a) - float(b)) for a, b in zip(one, other, strict=True)]
-    return Comparison(len(one), one == other, max(differences))
+    return Comparison(len(one), equal, max(differences), rounded)
 
 
 def compare_weights(one: Path, other: Path) -> Comparison:

@@ -68,6 +68,7 @@ def test_the_losses_of_both_runs_are_compared(row):
         "compared": 3,
         "equal": True,
         "difference": 0.0,
+        "rounded": 0,
     }
     assert found["simulated_seconds"] > 0
 
@@ -150,6 +151,12 @@ def test_ranks_may_print_in_any_order_but_not_nothing(outside):
     found = compare.compare_losses(one, other)
     assert (found.compared, found.equal) == (2, False)
     assert found.difference == pytest.approx(0.01)
+    # One of five may be rounded to another last digit; two may not, nor two units.
+    five = ["1.00"] * 4
+    for more, equal, rounded in ((["2.51"], True, 1), (["2.52"], False, 0)):
+        found = compare.compare_losses([*five, "2.50"], [*five, *more])
+        assert (found.equal, found.rounded) == (equal, rounded)
+    assert not compare.compare_losses([*five, "2.50"], [*five[1:], "1.01", "2.51"]).equal
     for first, second in (([], []), (one, one[:1])):
         with pytest.raises(ValueError, match="on the CPU"):
             compare.compare_losses(first, second)
