@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow
 NETWORK = Network(LINKS["NVLink2"], LINKS["HDR200"], 2)
 
 COLLECTIVES = """
+from torch.distributed.device_mesh import init_device_mesh
+
 (device,) = control.start(1, gpus_per_node=2, between_nodes="HDR200")
 join(device_id=device)
 coalescing = dist.distributed_c10d._coalescing_manager
@@ -157,6 +159,24 @@ def coalesced_one_by_one():
     return tensors
 
 
+@record
+def half_precision():
+    sums = [full(rank, 2).to(dtype) for dtype in (torch.float16, torch.bfloat16)]
+    for tensor in sums:
+        dist.all_reduce(tensor)
+    return sums
+
+
+@record
+def groups_of_a_mesh():
+    mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("across", "inside"))
+    sums = []
+    for name in ("across", "inside"):
+        sums.append(full(rank, 1000))
+        dist.all_reduce(sums[-1], group=mesh[name].get_group())
+    return [tensor[:1] for tensor in sums]
+
+
 def error_of(call, *args):
     try:
         return call(*args)
@@ -183,8 +203,8 @@ def ranks(tmp_path_factory):
     return run_ranks(COLLECTIVES, 4, tmp_path_factory.mktemp("ranks"))
 
 
-def seconds(name: str, nbytes: int) -> float:
-    return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NETWORK.group(4))
+def seconds(name: str, nbytes: int, gpus: tuple[int, ...] = (0, 1, 2, 3)) -> float:
+    return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NETWORK.group(gpus))
 
 
 def of_each(numbers) -> list:
@@ -243,17 +263,21 @@ RESULTS = {
         [("allreduce", 28), ("allgather", 48), ("reduce_scatter", 48)],
     ),
     "coalesced_one_by_one": ([[[0.0] * 3, [11.0]]] * 4, [("broadcast", 12), ("broadcast", 4)]),
+    "half_precision": ([[[6.0] * 2] * 2] * 4, [("allreduce", 4)] * 2),
 }
+
+
+def check(ranks: list, call: str, numbers: list, spans: list[tuple[str, float]]) -> None:
+    """`numbers` are each rank's results; `spans` are the same on every rank."""
+    assert [rank[call]["numbers"] for rank in ranks] == numbers
+    for rank in ranks:
+        assert rank[call]["spans"] == [[name, pytest.approx(span)] for name, span in spans]
 
 
 @pytest.mark.parametrize("call", RESULTS)
 def test_numbers_and_times(ranks, call):
-    """The numbers are each rank's; the spans are the same on every rank."""
     numbers, spans = RESULTS[call]
-    assert [rank[call]["numbers"] for rank in ranks] == numbers
-    expected = [[name, pytest.approx(seconds(name, nbytes))] for name, nbytes in spans]
-    for rank in ranks:
-        assert rank[call]["spans"] == expected
+    check(ranks, call, numbers, [(name, seconds(name, nbytes)) for name, nbytes in spans])
 
 
 def test_tensors_that_nccl_refuses(ranks):
@@ -262,3 +286,14 @@ def test_tensors_that_nccl_refuses(ranks):
     for rank in ranks:
         refused = [contiguous] * 3 + ["Tensors must be vgpu and dense", None]
         assert rank["refused"] == refused
+
+
+def test_a_mesh_has_the_groups_of_its_dimensions(ranks):
+    """Also after init_process_group(device_id=…)."""
+    # Ranks 0 and 2, 1 and 3 across the nodes; 0 and 1, 2 and 3 inside.
+    numbers = [[[2.0], [1.0]], [[4.0], [1.0]], [[2.0], [5.0]], [[4.0], [5.0]]]
+    across = seconds("allreduce", 4000, (0, 2))
+    inside = seconds("allreduce", 4000, (0, 1))
+    spans = [("allreduce", across), ("allreduce", inside)]
+    check(ranks, "groups_of_a_mesh", numbers, spans)
+    assert across > 1.1 * inside

@@ -15,7 +15,10 @@ del os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"]  # on by default
 
 
 def test_torchfrtrace_names_the_missing_rank(processes, tmp_path):
-    """The rank that has not come dumps, too. Lesson 18 has calls that do not fit together."""
+    """A rank that has not called the collective also writes its dump.
+
+    Lesson 18 tests ranks whose calls differ.
+    """
     first, _ = processes(f"""{RECORD}
 start()
 x = full(1, 4)

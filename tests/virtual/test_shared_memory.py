@@ -1,11 +1,12 @@
 """The processes of a run share the memory of each GPU, and the report counts a GPU once."""
 
+import json
 import os
 import re
 from types import SimpleNamespace
 
 import pytest
-from virtual_runs import TORCHRUN, reported, write
+from virtual_runs import TORCHRUN, virtual, write
 
 from multigpu.virtual.shared_memory import SharedMemory, machine, read_shared
 from multigpu.virtual.sim.spans import in_turns
@@ -60,30 +61,32 @@ dist.barrier()  # a process that has ended has no memory
 @pytest.mark.slow
 def test_two_ranks_on_one_gpu(tmp_path):
     """The second rank gets CUDA's error, until the first one gives its memory back."""
-    program = write(tmp_path, TWO_RANKS)
-    text, numbers = reported(tmp_path, "--memory", "64MiB", *TWO, program)
-    first = int(text.split("rank 0 is ")[1].split()[0])
+    flags = ("--memory", "64MiB", "--json", "n.json")
+    done = virtual(tmp_path, *flags, *TWO, write(tmp_path, TWO_RANKS))
+    assert done.returncode == 0, done.stdout
+    first = int(done.stdout.split("rank 0 is ")[1].split()[0])
     # c10/cuda/CUDACachingAllocator.cpp.
     assert (
         "Tried to allocate 40.00 MiB. GPU 0 has a total capacity of 64.00 MiB of which 24.00 "
         f"MiB is free. Process {first} has 40.00 MiB memory in use. Including non-PyTorch "
         "memory, this process has 0 bytes memory in use. Of the allocated memory 0 bytes is "
         "allocated by PyTorch"
-    ) in text
+    ) in done.stdout
     for line in ("free for 0 24", "free for 1 24", "used 40", "still full"):
-        assert f"{line}\n" in text
+        assert f"{line}\n" in done.stdout
     # The small tensor has a segment of 2 MiB.
-    assert f"free at last {(64 - 40 - 2) * 1024}\n" in text
-    assert f"GPU:0\nprocess {first:>10d} uses       40.000 MB GPU memory\n" in text
+    assert f"free at last {(64 - 40 - 2) * 1024}\n" in done.stdout
+    assert f"GPU:0\nprocess {first:>10d} uses       40.000 MB GPU memory\n" in done.stdout
     # A GPU's capacity is there once.
     assert re.search(
         r"^GPU 0, 2 processes, reserved +42\.00 MiB  64\.00 MiB\n"
         r"  rank 0, cuda:0 +40\.00 MiB +\d.*\n"
         r"  rank 1, cuda:0 +40\.00 MiB +\d",
-        text,
+        done.stdout,
         re.MULTILINE,
     )
-    assert "GPU 0 computed for several processes in turns, as without MPS" in text
+    assert "GPU 0 computed for several processes in turns, as without MPS" in done.stdout
+    numbers = json.loads((tmp_path / "n.json").read_text())
     assert [gpu["peak_bytes"] for gpu in numbers["gpus"]] == [40 * MIB, 40 * MIB]
     assert numbers["memory"] == [
         {
@@ -137,17 +140,17 @@ print("beside another machine:", fits("cuda:1", 60))
 @pytest.mark.slow
 def test_which_memory_is_shared(tmp_path):
     """That of a GPU with the same number on the same machine, until a process has ended."""
-    text, numbers = reported(tmp_path, "--memory", "64MiB", write(tmp_path, OTHERS))
-    assert "beside GPU 1: True False\n" in text
-    assert "after its death: True\n" in text
-    assert "beside another machine: True\n" in text
-    used = {
-        (gpu["machine"], gpu["gpu"]): gpu["peak_reserved_bytes"] // MIB
-        for gpu in numbers["memory"]
-    }
+    flags = ("--memory", "64MiB", "--json", "n.json")
+    done = virtual(tmp_path, *flags, write(tmp_path, OTHERS))
+    assert done.returncode == 0, done.stdout
+    assert "beside GPU 1: True False\n" in done.stdout
+    assert "after its death: True\n" in done.stdout
+    assert "beside another machine: True\n" in done.stdout
+    memory = json.loads((tmp_path / "n.json").read_text())["memory"]
+    used = {(gpu["machine"], gpu["gpu"]): gpu["peak_reserved_bytes"] // MIB for gpu in memory}
     # The dead child's 40 MiB and the parent's 60 MiB were not there at the same time.
     assert used == {("node-0", 0): 40, ("node-0", 1): 60, ("node-1", 1): 40}
-    assert "GPU 1 of node-0, 2 processes, reserved" in text
+    assert "GPU 1 of node-0, 2 processes, reserved" in done.stdout
 
 
 TURNS = """
@@ -173,7 +176,10 @@ def test_ranks_on_one_gpu_take_turns(tmp_path, busy):
     script = write(tmp_path, TURNS)
     seconds = []
     for gpus in (1, 2):
-        _, numbers = reported(tmp_path, "--gpus", gpus, *TWO, script, busy)
+        options = ("--gpus", gpus, "--json", "n.json")
+        done = virtual(tmp_path, *options, *TWO, script, busy)
+        assert done.returncode == 0, done.stdout
+        numbers = json.loads((tmp_path / "n.json").read_text())
         seconds.append(numbers["simulated_seconds"])
         # No GPU computes for longer than there is time.
         assert sum(gpu["compute_seconds"] for gpu in numbers["gpus"]) <= gpus * seconds[-1]
@@ -184,6 +190,46 @@ def test_work_in_turns():
     first, second = in_turns([{0: [(0, 1), (2, 3)]}, {0: [(0, 1), (1.5, 4)], 1: [(5, 6)]}])
     assert list(map(first, (0, 0.5, 1, 2, 3, 4))) == [0, 1, 2, 3, 5, 6]
     assert list(map(second, (0, 0.5, 1, 1.5, 2, 4, 5, 6, 7))) == [0, 1, 2, 2.5, 3, 6, 7, 8, 9]
+
+
+# map_location is missing.
+CHECKPOINT = """
+import os, time, torch
+from pathlib import Path
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+state = {name: torch.ones(5 * 2**20, device="cuda") for name in ("weight", "momentum")}
+if rank == 0:
+    torch.save(state, "new")
+    records = Path(os.environ["MULTIGPU_VIRTUAL_RECORDS"])
+    while not list(records.glob(f"{os.getpid()}-*.json")):
+        time.sleep(0.01)
+    os.rename("new", "checkpoint")
+    time.sleep(60)
+while not Path("checkpoint").exists():
+    time.sleep(0.01)
+torch.load("checkpoint")
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_map_location(tmp_path):
+    """A rank gets a copy of rank 0's tensors on GPU 0, until that has no room."""
+    script = write(tmp_path, CHECKPOINT)
+    done = virtual(tmp_path, "--memory", "64MiB", *TWO, script)
+    assert done.returncode == 1
+    assert 'torch.load("checkpoint")' in done.stdout
+    assert "GPU 0 has a total capacity of 64.00 MiB of which 4.00 MiB is free" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.endswith("%")]
+    assert [row[:5] for row in rows] == [
+        ["rank", "0,", "cuda:0", "40.00", "MiB"],
+        ["rank", "1,", "cuda:0", "20.00", "MiB"],
+        ["rank", "1,", "cuda:1", "40.00", "MiB"],
+    ]
+    assert re.search("GPU 0, 2 processes, reserved +60.00 MiB  64.00 MiB", done.stdout)
+    # Rank 1 only copies to GPU 0: that takes no turns.
+    assert "computed for several processes" not in done.stdout
 
 
 def test_a_run_whose_folder_is_gone(tmp_path):

@@ -2,9 +2,21 @@
 
 import pickle
 
+import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch import multiprocessing as mp
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from virtual_runs import virtual, write
+
+
+class Lazy(Dataset):
+    """Rows that a worker could only make with the GPU."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.ones(2, device="cuda") * index
 
 
 def test_workers_and_pinned_memory(cuda):
@@ -26,12 +38,26 @@ def test_workers_and_pinned_memory(cuda):
     assert kept.sum().item() == 2
 
 
+def test_a_worker_cannot_use_the_gpu(cuda):
+    torch.ones(2, device="cuda")
+    loader = DataLoader(Lazy(), 2, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(loader)
+
+
 def test_tensors_of_a_gpu_are_shared_memory(cuda):
     tensor = torch.ones(2, device="cuda:1")
     assert tensor.is_shared() and tensor.share_memory_() is tensor
     assert not torch.ones(2).is_shared()
     assert torch.ones(2).share_memory_().is_shared()
     assert pickle.loads(pickle.dumps(tensor)).device == torch.device("cuda:1")
+
+
+def test_a_tensor_in_a_queue_keeps_its_device(cuda):
+    queue = mp.get_context("spawn").SimpleQueue()
+    queue.put(torch.arange(3.0, device="cuda:1"))
+    received = queue.get()
+    assert received.tolist() == [0, 1, 2] and received.device == torch.device("cuda:1")
 
 
 HOGWILD = """
@@ -41,7 +67,7 @@ from torch import nn
 
 def train(rank, model, rows, answers, received):
     assert model[0].weight.is_cuda and model[1].weight is model[0].weight
-    assert rows.data_ptr() and rows.get_device() == 1 and torch.cuda.memory_allocated(1) == 0
+    assert rows.data_ptr() and torch.cuda.memory_allocated(1) == 0
     with torch.no_grad():
         model[0].weight.add_(rows.sum().item() + rank)
     answers.put(model[0].weight.detach().sum())
