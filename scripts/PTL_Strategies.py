@@ -159,10 +159,11 @@ def parse(arguments=None):
 
 def main(args):
     try:
+        read_digits(args.data)
         args.out.mkdir(parents=True, exist_ok=True)
-        trainer, model = fit(args)
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         raise SystemExit(error) from None
+    trainer, model = fit(args)
     if trainer.is_global_zero:
         torch.save(model.cpu().state_dict(), args.out / "model.pt")
         found = {name: value.item() for name, value in trainer.callback_metrics.items()}

@@ -162,11 +162,12 @@ def main():
     if min(args.epochs, args.batch_size) < 1:
         parser.error("--epochs and --batch-size are from 1 up")
     try:
-        for path in filter(None, (args.data, args.resume)):
-            Path(path).open("rb").close()
+        read_digits(args.data)
+        if args.resume:
+            Path(args.resume).open("rb").close()
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()  # it is writable
-    except OSError as error:
+    except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     # The folder has an earlier run's checkpoint: --resume needs it.
     warnings.filterwarnings("ignore", "Checkpoint directory|the checkpoints' folder")

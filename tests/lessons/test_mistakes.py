@@ -123,7 +123,7 @@ ROWS = [(stem, *row) for stem, rows in MISTAKES.items() for row in rows]
 ROWS += [
     (stem, *row)
     for stem in MISTAKES
-    for row in (DATA[stem.startswith("PT_")], OUT)
+    for row in (DATA[not stem.startswith("TF_")], OUT)
     if stem not in FIRST and "/" not in stem
 ]
 
