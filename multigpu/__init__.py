@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0"
 
-# Some need torch, whose import takes a second: each is imported when it is used.
+# Each is imported when it is used: torch's import takes a second.
 _PLACES = {
     "gpus": "multigpu.virtual.choice",
     "open_lesson": "multigpu.lesson",
@@ -51,4 +51,6 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'multigpu' has no attribute {name!r}")
+    # First, because under `multigpu virtual` the GPUs start right after it, by these modules.
+    import_module("torch")
     return getattr(import_module(_PLACES[name]), name)
