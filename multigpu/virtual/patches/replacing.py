@@ -7,7 +7,7 @@ error is raised: torch is never left half-changed.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -58,6 +58,34 @@ class Replacement:
                 setattr(owner, self.name, original)
             elif self.name in vars(owner):
                 delattr(owner, self.name)
+
+
+def rows(
+    owners: Iterable[str],
+    names: Iterable[str],
+    make: Callable[[Any], Any],
+    why: str,
+    when: Callable[[], bool] = always,
+    optional: bool = False,
+) -> Iterator[Replacement]:
+    """A row for each name of each owner."""
+    for owner in owners:
+        for name in names:
+            yield Replacement(owner, name, make, why, when, optional)
+
+
+def values(
+    owners: Iterable[str],
+    by_name: dict[str, Any],
+    why: str,
+    when: Callable[[], bool] = always,
+) -> Iterator[Replacement]:
+    """For each owner and each name a row that sets the name's value.
+
+    The rows are optional: not each version and build of torch has all names.
+    """
+    for name, value in by_name.items():
+        yield from rows(owners, [name], lambda original, value=value: value, why, when, True)
 
 
 @dataclass(frozen=True)
