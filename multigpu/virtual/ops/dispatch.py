@@ -116,8 +116,6 @@ def execute(
         raise stopped_error(tensors[0])
     if clock.pending:
         clock.wait_for_collectives(tensors)
-    if clock.num_backwards:
-        clock.wait_for_gradients(tensors)
     if meter.shrunk and func.overloadpacket not in RESIZERS:
         check_storages(tensors)
     if not machine.compute:
@@ -168,14 +166,7 @@ def execute(
         first = out[0] if several else out
         shape = tuple(first.shape) if type(first) is Tensor else None
         clock.compute(meter.index, info.name, *costs, shape)
-        if clock.num_backwards:
-            clock.note_gradients(_virtual_tensors(result))
     return result
-
-
-def _virtual_tensors(result: Any) -> list[VirtualTensor]:
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    return [value for value in values if type(value) is VirtualTensor]
 
 
 def _wrap_result(out: Tensor, tensors: list[VirtualTensor], meter: Meter) -> Tensor:

@@ -291,8 +291,6 @@ class VirtualGroup(dist.ProcessGroup):
                 )
         clock = meter.machine.clock
         clock.wait_for_collectives(virtual)
-        if clock.num_backwards:
-            clock.wait_for_gradients(virtual)
         if not meter.machine.compute:
             for tensor in virtual:
                 refresh_payload(tensor)

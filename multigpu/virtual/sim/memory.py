@@ -428,18 +428,13 @@ class Allocation(weakref.ref):
 
 
 class Block:
-    """One storage on a device. `key` is the storage's id, unique while the block exists.
+    """One storage on a device. `key` is the storage's id, unique while the block exists."""
 
-    `made` is the simulated time at which a backward pass on several streams has made it, or
-    None.
-    """
-
-    __slots__ = ("__weakref__", "_address", "allocation", "key", "made", "meter")
+    __slots__ = ("__weakref__", "_address", "allocation", "key", "meter")
 
     def __init__(self, meter: Meter, key: int, nbytes: int):
         self.meter = meter
         self.key = key
-        self.made: float | None = None
         self.allocation = meter.allocate(self, -(-nbytes // UNIT) * UNIT)
 
     def resize(self, nbytes: int) -> None:
