@@ -79,9 +79,21 @@ def _machine() -> "Machine | None":
 
 def _status_of(meter: "Meter") -> Status:
     """The status of a GPU of this process."""
+    # Not imported above: it imports torch.
+    from multigpu.virtual import recorder
+
     clock = meter.machine.clock
+    if record := recorder.current():
+        # It removes events from the clock.
+        computed = record.computed(meter.index)
+    else:
+        computed = sum(
+            event.end - event.start
+            for event in clock.events()
+            if event.device == meter.index and event.kind == "compute"
+        )
     processes = [(pid, nbytes) for pid, nbytes in meter.processes() if nbytes]
-    busy = _percentage(clock.computed(meter.index), clock.reached())
+    busy = _percentage(computed, clock.reached())
     return Status(meter.number, meter.gpu, meter.capacity, processes, busy)
 
 

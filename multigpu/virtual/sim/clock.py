@@ -60,12 +60,9 @@ class Clock:
         # The fields of all events, one after the other. A million Event objects would slow the
         # garbage collector down, and so every operation.
         self.log: list[Any] = []
-        # What `take_events` (notes.py) has removed from the log: the number of events, and the
-        # seconds in which each device computed. The lock is held while they change.
+        # The number of events that `take_events` (notes.py) has removed from the log. The lock
+        # is held while it changes.
         self.num_taken = 0
-        self.taken_compute: Counter[int] = Counter()
-        # (device, start, end) of the removed computations that had not ended for the host.
-        self.taken_running: list[tuple[int, float, float]] = []
         self.taking = threading.Lock()
         # The bytes that were copied, by (source, destination), and those that this process
         # sent in collectives and messages, by (other rank, own node, the other's node).
@@ -132,6 +129,7 @@ class Clock:
             start = stream.free_at
         if stream.sms is None:
             end = start + KERNEL_OVERHEAD + seconds
+            stream.computes_until = end
         else:
             start, end = self._run_beside(stream, start, KERNEL_OVERHEAD + seconds)
         stream.free_at = end
@@ -176,14 +174,6 @@ class Clock:
         for streams in self.streams:
             times += [stream.free_at for stream in tuple(streams.values())]
         return max(times)
-
-    def computed(self, device: int) -> float:
-        """The seconds in which the device computed so far, with the events that were taken."""
-        return self.taken_compute[device] + sum(
-            event.end - event.start
-            for event in self.events()
-            if event.device == device and event.kind == "compute"
-        )
 
     def phase(self) -> str:
         """The current phase: "update", "forward" or "backward"."""
@@ -232,17 +222,10 @@ class Clock:
         default = self.streams[device][DEFAULT]
         if default.sms is None:
             default.sms = Sms()
-            with self.taking:
-                running = self.taken_running + [
-                    (event.device, event.start, event.end)
-                    for event in self.events()
-                    if event.kind == "compute"
-                ]
+            # Nothing more is launched before `now`.
             now = self.main_thread.time
-            for place, start, end in running:
-                # Nothing more is launched before `now`.
-                if place == device and end > now:
-                    default.sms.run(start, end - start)
+            if default.computes_until > now:
+                default.sms.run(now, default.computes_until - now)
         return default.sms
 
     def _default_streams(self) -> list[StreamClock]:
