@@ -27,16 +27,21 @@ from multigpu.virtual.patches import (
     streams,
     updates,
 )
-from multigpu.virtual.patches.replacing import Registration, Replacement, Table, rows, values
+from multigpu.virtual.patches.replacing import Replacement, Setting, Table, rows, values
 from multigpu.virtual.sim import names
 
 
-def _process_group_register() -> None:
+def _register_nccl_group() -> Callable[[], None]:
     # Imported here, because torch can be built without torch.distributed.
-    from multigpu.virtual.patches import nccl_group, world_group
+    from multigpu.virtual.patches import nccl_group
 
-    nccl_group.register()
-    world_group.register()
+    return nccl_group.register()
+
+
+def _register_world_group() -> Callable[[], None]:
+    from multigpu.virtual.patches import world_group
+
+    return world_group.register()
 
 
 def _in_one_kernel(original: Callable) -> Callable:
@@ -249,10 +254,10 @@ TABLE = Table(
                 ("save", scripting.write),
             )
         ),
-        Registration(
-            ("torch.serialization._package_registry",),
+        Setting(
+            "how torch.save and torch.load treat a storage's device",
             loading.register_location,
-            "torch.save and torch.load: a virtual GPU has no storages",
+            "a virtual GPU has no storages",
         ),
         Replacement(
             "torch._weights_only_unpickler",
@@ -261,13 +266,13 @@ TABLE = Table(
             "torch.load refuses functions that it does not know",
         ),
         # A tensor that outlives control.stop() does not need this: it cannot be pickled.
-        Registration(
-            ("multiprocessing.reduction.ForkingPickler._extra_reducers",),
+        Setting(
+            "how a tensor goes to another process",
             sharing.register_reduction,
             "another process would get a storage without its device",
         ),
-        Registration(
-            ("torch.optim.optimizer._foreach_supported_types",),
+        Setting(
+            "the classes of parameters with foreach kernels",
             updates.register_foreach,
             "optimizers use their foreach implementation for parameters on a GPU, if the "
             "parameters' class is in this list",
@@ -281,17 +286,16 @@ TABLE = Table(
         ),
         # A process group that outlives control.stop() can still be used and destroyed, because
         # torch looks up these entries only when it makes a group.
-        Registration(
-            (
-                "torch.distributed.Backend",
-                "torch.distributed.Backend.backend_list",
-                "torch.distributed.Backend.default_device_backend_map",
-                "torch.distributed.Backend.backend_type_map",
-                "torch.distributed.Backend.backend_capability",
-                "torch.distributed.Backend._plugins",
-            ),
-            _process_group_register,
-            'dist.init_process_group("vgpu") finds its backend in these registries',
+        Setting(
+            'the backend "vgpu"',
+            _register_nccl_group,
+            "dist.init_process_group finds it in the registries of torch.distributed.Backend",
+            when=torch.distributed.is_available,
+        ),
+        Setting(
+            'the backend "vgpu_world"',
+            _register_world_group,
+            "dist.init_process_group finds it in the registries of torch.distributed.Backend",
             when=torch.distributed.is_available,
         ),
         *rows(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _ProcessGroupWrapper
 
 from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.patches import process_group
 from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo, Pair
 from multigpu.virtual.patches.communicator import (
     Call,
@@ -35,7 +36,6 @@ from multigpu.virtual.patches.flight_recorder import (
     variable,
 )
 from multigpu.virtual.patches.process_group import (
-    DEVICES,
     NAME,
     VirtualGroup,
     open_gloo,
@@ -494,6 +494,6 @@ def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Nccl
     return group
 
 
-def register() -> None:
+def register() -> Callable[[], None]:
     """Make "vgpu" a name for dist.init_process_group."""
-    dist.Backend.register_backend(NAME, _create, devices=DEVICES)
+    return process_group.register(NAME, _create)

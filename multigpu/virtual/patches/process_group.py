@@ -24,11 +24,12 @@ from multigpu.virtual.ops.shapes import drop_numbers
 from multigpu.virtual.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.virtual.ops.unknown_tensor import COLLECTIVE, UnknownTensor
 from multigpu.virtual.patches.collectives import COLLECTIVES, NEW_NAMES, Gloo
+from multigpu.virtual.patches.replacing import remove
 from multigpu.virtual.patches.used_parameters import on_device
 from multigpu.virtual.patches.work import VirtualWork, Works, map_args
 from multigpu.virtual.sim import machine as _machine
 from multigpu.virtual.sim.memory import Meter
-from multigpu.virtual.sim.names import runtime
+from multigpu.virtual.sim.names import INNER, runtime
 from multigpu.virtual.sim.network import (
     Group,
     Network,
@@ -42,6 +43,24 @@ NAME = "vgpu"
 DEVICES = ["vgpu", "cpu"]
 # The orders of elements that NCCL takes.
 CONTIGUOUS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def register(name: str, create: Callable, extended_api: bool = False) -> Callable[[], None]:
+    """Make `name` a name for dist.init_process_group, and return a function that undoes it."""
+    backend = dist.Backend
+    backend.register_backend(name, create, extended_api, devices=DEVICES)
+
+    def undo() -> None:
+        remove(backend.backend_list, name)
+        backend.backend_type_map.pop(name, None)
+        backend.backend_capability.pop(name, None)
+        backend.default_device_backend_map.pop(INNER, None)
+        backend._plugins.pop(name.upper(), None)
+        if name.upper() in vars(backend):
+            delattr(backend, name.upper())
+
+    return undo
+
 
 # The groups that exist. A group can outlive stop(), so the set exists once per process.
 _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
