@@ -322,18 +322,14 @@ ROWS: tuple[Row, ...] = (
         ["split_group"],
         _split_group,
         "C++ splits NCCL's communicator",
-        when=dist.is_available,
     ),
     Replacement(
         _C10D,
         "_new_process_group_helper",
         _helper,
         "a group for CUDA and the CPU is one group of virtual GPUs",
-        when=dist.is_available,
     ),
-    Replacement(
-        _C10D, "_set_pg_timeout", _set_pg_timeout, "it asks a backend", when=dist.is_available
-    ),
+    Replacement(_C10D, "_set_pg_timeout", _set_pg_timeout, "it asks a backend"),
     Replacement(
         "torch.futures.Future", "__init__", _future, "C++ would ask for CUDA's streams"
     ),
@@ -341,14 +337,12 @@ ROWS: tuple[Row, ...] = (
         ["torch.distributed.Logger"],
         {"set_construction_data_and_log": lambda logger, *arguments: None},
         "DDP's own log asks a group by the name gloo for its network devices, in C++",
-        when=dist.is_available,
     ),
     *rows(
         (_C10D, "torch.distributed", "torch._C._distributed_c10d"),
         ["ProcessGroupNCCL"],
         _class_of(0),
         _NCCL,
-        when=dist.is_available,
         optional=True,
     ),
     *rows(
@@ -357,18 +351,15 @@ ROWS: tuple[Row, ...] = (
         ["ProcessGroupGloo"],
         _class_of(1),
         "gloo of a CPU build takes no tensors of a GPU",
-        when=dist.is_available,
     ),
     *values(
         ["torch._C._distributed_c10d"],
         {"_dump_nccl_trace": flight_recorder.dump, "_dump_nccl_trace_json": _no_json},
         _NCCL,
-        when=dist.is_available,
     ),
     *values(
         [_C10D],
         {"_NCCL_AVAILABLE": True, "default_pg_nccl_timeout": NCCL_TIMEOUT},
         _NCCL,
-        when=dist.is_available,
     ),
 )

@@ -4,8 +4,6 @@
 kernels are registered once and stay until the process ends: see backend.PERMANENT.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from multigpu.virtual.ops import autocast
@@ -21,39 +19,17 @@ from multigpu.virtual.patches import (
     lazy,
     loading,
     moving,
+    nccl_group,
     pinned,
     scripting,
     sharing,
     streams,
     updates,
+    used_parameters,
+    world_group,
 )
 from multigpu.virtual.patches.replacing import Replacement, Setting, Table, rows, values
 from multigpu.virtual.sim import names
-
-
-def _register_nccl_group() -> Callable[[], None]:
-    # Imported here, because torch can be built without torch.distributed.
-    from multigpu.virtual.patches import nccl_group
-
-    return nccl_group.register()
-
-
-def _register_world_group() -> Callable[[], None]:
-    from multigpu.virtual.patches import world_group
-
-    return world_group.register()
-
-
-def _in_one_kernel(original: Callable) -> Callable:
-    from multigpu.virtual.patches import nccl_group
-
-    return nccl_group.batch_in_one_kernel(original)
-
-
-def _with_map_on_host(original: Callable) -> Callable:
-    from multigpu.virtual.patches import used_parameters
-
-    return used_parameters.with_map_on_host(original)
 
 
 def _backward_can_be_boxed() -> bool:
@@ -288,30 +264,26 @@ TABLE = Table(
         # torch looks up these entries only when it makes a group.
         Setting(
             'the backend "vgpu"',
-            _register_nccl_group,
+            nccl_group.register,
             "dist.init_process_group finds it in the registries of torch.distributed.Backend",
-            when=torch.distributed.is_available,
         ),
         Setting(
             'the backend "vgpu_world"',
-            _register_world_group,
+            world_group.register,
             "dist.init_process_group finds it in the registries of torch.distributed.Backend",
-            when=torch.distributed.is_available,
         ),
         *rows(
             ("torch.distributed", "torch.distributed.distributed_c10d"),
             ["batch_isend_irecv"],
-            _in_one_kernel,
+            nccl_group.batch_in_one_kernel,
             "torch starts the messages of a batch one by one in a process group in Python",
-            when=torch.distributed.is_available,
         ),
         *rows(
             ["torch.distributed.Reducer"],
             ("__init__", "_set_static_graph"),
-            _with_map_on_host,
+            used_parameters.with_map_on_host,
             "DDP counts unused parameters by way of pinned memory, for which a backend in "
             "Python has no allocator",
-            when=torch.distributed.is_available,
         ),
         # A DDP model that outlives control.stop() still has no timer: torch warns once.
         *values(
@@ -319,7 +291,6 @@ TABLE = Table(
             {"set_runtime_stats_and_log": lambda logger: None},
             "DDP times its steps for its own log; it has no timer for a virtual GPU, so it "
             "would warn on every rank",
-            when=torch.distributed.is_available,
         ),
     )
 )
