@@ -95,8 +95,6 @@ class Kernel:
         # The Message of each call, in the same order; none for a collective.
         self.messages: Sequence[Message] = ()
         self.communicator = communicator
-        # Whether NCCL's watchdog has reported it, and lets it be.
-        self.reported = False
         self.launched = time.monotonic()
         self.started: int | None = None
         self.ended: int | None = None
@@ -113,8 +111,6 @@ class Kernel:
         on_a_gpu_too  whether a GPU's host would wait, too, and not only its stream
         give_up       called every PATIENCE seconds: if it returns True, the wait ends
         """
-        if self.communicator.group.is_blocking:
-            self.wait_at_most(self.communicator.group.timeout)
         if not self.done.wait(PATIENCE):
             with waiting.on_a_gpu_too if on_a_gpu_too else waiting.here_only:
                 while not self.done.wait(PATIENCE):

@@ -31,9 +31,7 @@ from multigpu.virtual.patches.flight_recorder import (
     NOTHING,
     Entry,
     Side,
-    flag,
     recorder,
-    variable,
 )
 from multigpu.virtual.patches.process_group import (
     NAME,
@@ -106,12 +104,6 @@ class NcclGroup(VirtualGroup):
         # The group's number in this process.
         self.number = next(_numbers)
         self.is_aborted = False
-        # As in torch the group's variables are those at its start. Works of a blocking one
-        # wait with the group's timeout, and it has no watchdog.
-        names = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"
-        self.is_blocking = any(flag(name, False) for name in names)
-        names = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
-        self.error_handling = variable("3", *names)
         self.board = Board(store, rank, size, watchdog.folder)
         # The numbers of the last collective and of the last message.
         self.sequence = 0
