@@ -7,6 +7,7 @@ A process that has virtual GPUs asks them: only it knows its memory of this mome
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,7 +100,9 @@ def _status_of(meter: "Meter") -> Status:
 
 def _from_records(folder: Path, number: int, model: Gpu, capacity: int) -> Status:
     """The status of a GPU by the records of the run's processes in `folder`."""
-    processes = shared_memory.read_processes(shared_memory.table_path(folder, number))
+    path = shared_memory.table_path(folder, number)
+    # A table that is opened is made.
+    processes = sorted(_shared_memory(path, capacity).others()) if path.exists() else []
     living = {pid for pid, _ in processes}
     computed = until = 0.0
     for path in folder.glob("*.json"):
@@ -109,6 +112,12 @@ def _from_records(folder: Path, number: int, model: Gpu, capacity: int) -> Statu
                 computed += device["compute"]
                 until = max(until, summary["seconds"])
     return Status(number, model, capacity, processes, _percentage(computed, until))
+
+
+@cache
+def _shared_memory(path: Path, capacity: int) -> shared_memory.SharedMemory:
+    """The memory of a GPU that this process only looks at: its table is opened once."""
+    return shared_memory.SharedMemory(path, capacity)
 
 
 def _percentage(seconds: float, until: float) -> int:

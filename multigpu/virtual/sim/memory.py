@@ -142,9 +142,10 @@ class Meter:
 
     def processes(self) -> list[tuple[int, int]]:
         """The number of each process that has memory of the device, and its bytes."""
-        if self.shared is None:
-            return [(self.machine.process, self.reserved)]
-        return self.shared.processes()
+        processes = [(self.machine.process, self.reserved)]
+        if self.shared is not None:
+            processes += self.shared.others()
+        return sorted(processes)
 
     @property
     def free(self) -> int:
