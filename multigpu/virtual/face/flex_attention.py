@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.left_out import say_once
+from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.patches.devices import FACE
 from multigpu.virtual.patches.replacing import Row, Setting
 
@@ -39,9 +40,6 @@ def _compute_in_autocast(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _register() -> Callable[[], None]:
-    # Imported late, because it uses the device type, which control.start registers.
-    from multigpu.virtual.ops.tensor import VirtualTensor
-
     operation = import_module(MODULE).flex_attention
     operation.py_impl(AUTOGRAD)(_compute)
     operation.py_impl(AUTOCAST)(_compute_in_autocast)
