@@ -385,7 +385,7 @@ def test_kernels_start_in_the_order_of_their_launches():
             # Long enough that the other thread starts and launches if nothing holds it up.
             time.sleep(0.5 - number / 4)
 
-        communicator._launch(lambda kernel: ran.append(number), [], begin).done.wait(10)
+        communicator._queue_kernel(lambda kernel: ran.append(number), [], begin).done.wait(10)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(launch, range(2)))

@@ -35,7 +35,7 @@ _C10D = "torch.distributed.distributed_c10d"
 NCCL_TIMEOUT = timedelta(minutes=10)
 
 
-class Options:
+class NcclOptions:
     """ProcessGroupNCCL.Options: kept, but nothing of it changes a virtual GPU's group."""
 
     def __init__(self, is_high_priority_stream: bool = False):
@@ -147,7 +147,7 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
         takes_host = False
 
-        def __init__(self, store: dist.Store, rank: int, size: int, options: Options):
+        def __init__(self, store: dist.Store, rank: int, size: int, options: NcclOptions):
             if in_world:
                 super().__init__(rank, size)
             else:
@@ -195,7 +195,7 @@ def _classes(in_world: bool) -> tuple[type, type]:
             NcclGroup.__init__(self, gloo, store, rank, size, timeout)
             self.host_gloo = open_gloo(dist.PrefixStore("host", store), rank, size, timeout)
 
-    ProcessGroupNCCL.Options = Options
+    ProcessGroupNCCL.Options = NcclOptions
     return ProcessGroupNCCL, ProcessGroupGloo
 
 

@@ -252,7 +252,7 @@ class Communicator:
         if self._is_aborted:
             raise self.group.aborted_error()
         self.connect(calls)
-        kernel = self._launch(run, calls, begin, messages)
+        kernel = self._queue_kernel(run, calls, begin, messages)
         if entry is not None:
             entry.kernel = kernel
         return kernel
@@ -268,7 +268,7 @@ class Communicator:
         self._devices.add(device)
         self.group.used_devices.add(device)
         # A rank that waits in a call which would let a GPU's host go on counts as here.
-        connection = self._launch(self._connect, calls)
+        connection = self._queue_kernel(self._connect, calls)
         others = [rank for rank in self.ranks if rank != self.group.rank()]
         try:
             connection.wait(True, give_up=lambda: self.group.board.any_waits(others))
@@ -276,7 +276,7 @@ class Communicator:
             self._devices.remove(device)
             raise
 
-    def _launch(
+    def _queue_kernel(
         self,
         run: Callable[[Kernel], None],
         calls: Sequence[Call],

@@ -216,7 +216,7 @@ class NcclGroup(VirtualGroup):
         ranks = ", ".join(str(rank) for rank in sorted(world.pg_group_ranks[self]))
         return f"the group of ranks {ranks} (group {world.pg_names.get(self, '?')})"
 
-    def _launch(
+    def _start_collective(
         self, work: VirtualWork, method: str, args: tuple, row: Tensor
     ) -> Callable[[], Tensor]:
         name, move = COLLECTIVES[method]
@@ -302,7 +302,7 @@ class NcclGroup(VirtualGroup):
         kernel.wait(on_a_gpu_too=True)
         return kernel.rows[:, 0].max().item()
 
-    def _launch_message(
+    def _start_message(
         self,
         work: VirtualWork,
         name: str,

@@ -174,7 +174,7 @@ class VirtualGroup(dist.ProcessGroup):
         network = work.meter.machine.network
         arrival, node = work.arrival.tolist()
         row = [arrival, _traffic(name, args, self.size()), node]
-        rows = self._launch(
+        rows = self._start_collective(
             work, method, args, torch.tensor(row, dtype=torch.float64, device="cpu")
         )
         root = getattr(args[-1], "rootRank", 0)
@@ -197,7 +197,7 @@ class VirtualGroup(dist.ProcessGroup):
         self._enqueue(work, ("collective", work.meter.index), span)
         return work
 
-    def _launch(
+    def _start_collective(
         self, work: VirtualWork, method: str, args: tuple, row: torch.Tensor
     ) -> Callable[[], torch.Tensor]:
         """Start to move a collective's numbers, and to exchange the ranks' rows.
@@ -251,7 +251,7 @@ class VirtualGroup(dist.ProcessGroup):
         payloads = [] if work.has_shapes else prepare(payloads_of(tensors))
         row = torch.tensor([nbytes, *work.arrival.tolist()], dtype=torch.float64, device="cpu")
         peer_row = torch.full_like(row, math.nan)
-        self._launch_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
+        self._start_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
 
         def span() -> tuple[float, float]:
             _, time, node = row.tolist()
@@ -264,7 +264,7 @@ class VirtualGroup(dist.ProcessGroup):
         self._enqueue(work, (name, rank), span)
         return work
 
-    def _launch_message(
+    def _start_message(
         self,
         work: VirtualWork,
         name: str,
