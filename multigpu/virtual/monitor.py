@@ -7,6 +7,7 @@ A process that has virtual GPUs asks them: only it knows its memory of this mome
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,15 +80,29 @@ def _machine() -> "Machine | None":
 
 def _status_of(meter: "Meter") -> Status:
     """The status of a GPU of this process."""
+    # Not imported above: it imports torch.
+    from multigpu.virtual import recorder
+
     clock = meter.machine.clock
+    if record := recorder.current():
+        # It removes events from the clock.
+        computed = record.computed(meter.index)
+    else:
+        computed = sum(
+            event.end - event.start
+            for event in clock.events()
+            if event.device == meter.index and event.kind == "compute"
+        )
     processes = [(pid, nbytes) for pid, nbytes in meter.processes() if nbytes]
-    busy = _percentage(clock.computed(meter.index), clock.reached())
+    busy = _percentage(computed, clock.reached())
     return Status(meter.number, meter.gpu, meter.capacity, processes, busy)
 
 
 def _from_records(folder: Path, number: int, model: Gpu, capacity: int) -> Status:
     """The status of a GPU by the records of the run's processes in `folder`."""
-    processes = shared_memory.read_processes(shared_memory.table_path(folder, number))
+    path = shared_memory.table_path(folder, number)
+    # A table that is opened is made.
+    processes = sorted(_shared_memory(path, capacity).others()) if path.exists() else []
     living = {pid for pid, _ in processes}
     computed = until = 0.0
     for path in folder.glob("*.json"):
@@ -97,6 +112,12 @@ def _from_records(folder: Path, number: int, model: Gpu, capacity: int) -> Statu
                 computed += device["compute"]
                 until = max(until, summary["seconds"])
     return Status(number, model, capacity, processes, _percentage(computed, until))
+
+
+@cache
+def _shared_memory(path: Path, capacity: int) -> shared_memory.SharedMemory:
+    """The memory of a GPU that this process only looks at: its table is opened once."""
+    return shared_memory.SharedMemory(path, capacity)
 
 
 def _percentage(seconds: float, until: float) -> int:

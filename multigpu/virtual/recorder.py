@@ -156,6 +156,12 @@ class Recorder:
             )
             self.steps = [*self.steps[1 - MOST_STEPS :], step]
 
+    def computed(self, device: int) -> float:
+        """The seconds in which a device computed until now."""
+        with self.writing:
+            self._take(_machine.current())
+            return self.busy[device, "compute"].seconds
+
     def _write_often(self) -> None:
         while not self.ending.wait(INTERVAL):
             try:

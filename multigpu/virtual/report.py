@@ -28,7 +28,7 @@ HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle
 
 
 @dataclass
-class Gpu:
+class UsedGpu:
     """A GPU of a machine, and what each process did on it.
 
     `peak` are the most bytes that its processes had reserved at the same time, and `at_once`
@@ -322,7 +322,7 @@ class Report:
             for device in record.summary.devices:
                 yield record, device
 
-    def _gpus(self, shared: dict[tuple[str, int], Shared]) -> list[Gpu]:
+    def _gpus(self, shared: dict[tuple[str, int], Shared]) -> list[UsedGpu]:
         """The GPUs, in the order in which the records name them."""
         users: dict[tuple[str, int], list[tuple[Record, Device]]] = {}
         for record, device in self._devices():
@@ -332,10 +332,10 @@ class Report:
             peak, at_once = max(max(device.peak, device.reserved) for _, device in used), 1
             if len(used) > 1 and place in shared:
                 peak, at_once = shared[place].peak, shared[place].most_processes
-            gpus.append(Gpu(*place, used, peak, at_once))
+            gpus.append(UsedGpu(*place, used, peak, at_once))
         return gpus
 
-    def _takes_turns(self, gpu: Gpu) -> bool:
+    def _takes_turns(self, gpu: UsedGpu) -> bool:
         """Whether several processes computed on the GPU that had memory there together."""
         return gpu.at_once > 1 and sum(device.compute > 0 for _, device in gpu.users) > 1
 
@@ -358,7 +358,7 @@ class Report:
         for number, move in zip(works, in_turns(list(works.values())), strict=True):
             self.records[number].move(move)
 
-    def _name(self, gpu: Gpu) -> str:
+    def _name(self, gpu: UsedGpu) -> str:
         name = f"GPU {gpu.number}"
         machines = {other.machine for other in self.gpus}
         return f"{name} of {gpu.machine}" if len(machines) > 1 else name

@@ -32,11 +32,11 @@ TABLE_BYTES = 8 * (FIRST + 2 * MOST_ROWS)
 
 
 class SharedMemory:
-    """The memory of one GPU, for the process that has `meter` for it. `path` is its table."""
+    """The memory of one GPU, of `capacity` bytes, for this process. `path` is its table."""
 
-    def __init__(self, path: Path, meter: "Meter"):
+    def __init__(self, path: Path, capacity: int):
         self.path = path
-        self.meter = meter
+        self.capacity = capacity
         # Closing a file releases all locks that the process has on it: it is opened once.
         self._file: int | None = None
         self._table = memoryview(b"")
@@ -57,11 +57,11 @@ class SharedMemory:
         with self._locked() as has_table:
             if not has_table:
                 return True
-            others = self._others()
-            if others + nbytes > min(self.meter.capacity, self._table[PEAK]):
+            others = self._bytes_of_others()
+            if others + nbytes > min(self.capacity, self._table[PEAK]):
                 self._forget_ended()
-                others = self._others()
-            if others + nbytes > self.meter.capacity:
+                others = self._bytes_of_others()
+            if others + nbytes > self.capacity:
                 return False
             if self._row is None:
                 self._row = self._take_row()
@@ -69,22 +69,17 @@ class SharedMemory:
             self._table[PEAK] = max(self._table[PEAK], others + nbytes)
             return True
 
-    def processes(self) -> list[tuple[int, int]]:
-        """The number of each process that occupies memory of the GPU, and its bytes.
-
-        This process has the bytes that its allocator has reserved now.
-        """
-        # Before the lock: the allocator has one of its own.
-        processes = [(os.getpid(), self.meter.reserved)]
+    def others(self) -> list[tuple[int, int]]:
+        """The number of each other process that occupies memory of the GPU, and its bytes."""
         with self._locked() as has_table:
-            if has_table:
-                self._forget_ended()
-                processes += [
-                    (self._table[row], self._table[row + 1])
-                    for row in self._rows()
-                    if row != self._row and self._table[row]
-                ]
-            return sorted(processes)
+            if not has_table:
+                return []
+            self._forget_ended()
+            return [
+                (self._table[row], self._table[row + 1])
+                for row in self._rows()
+                if row != self._row and self._table[row]
+            ]
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -115,7 +110,7 @@ class SharedMemory:
         """The places of the rows that are in use or were."""
         return range(FIRST, FIRST + 2 * self._table[ROWS], 2)
 
-    def _others(self) -> int:
+    def _bytes_of_others(self) -> int:
         """The bytes of the other rows."""
         end = FIRST + 2 * self._table[ROWS]
         own = 0 if self._row is None else self._table[self._row + 1]
@@ -148,28 +143,6 @@ class SharedMemory:
 def table_path(folder: Path, number: int) -> Path:
     """The table of this machine's GPU with this number."""
     return folder / f"{machine()}.{number}{SUFFIX}"
-
-
-def read_processes(path: Path) -> list[tuple[int, int]]:
-    """The number of each process that occupies memory of the GPU, and its bytes.
-
-    This is for a process without a SharedMemory of the GPU: closing the file would release the
-    lock on its row.
-    """
-    try:
-        file = os.open(path, os.O_RDWR)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    processes = []
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)
-        table = array("q", os.pread(file, TABLE_BYTES, 0))
-        for row in range(FIRST, FIRST + 2 * table[ROWS], 2) if table else ():
-            if table[row] and not _lock_row(file, row):
-                processes.append((table[row], table[row + 1]))
-    finally:
-        os.close(file)
-    return sorted(processes)
 
 
 def _lock_row(file: int, row: int) -> bool:
@@ -209,7 +182,7 @@ def share(meters: list["Meter"], visible: list[int]) -> None:
         meter.number = number
         if not folder:
             continue
-        meter.shared = SharedMemory(table_path(Path(folder), number), meter)
+        meter.shared = SharedMemory(table_path(Path(folder), number), meter.capacity)
 
 
 def read_shared(folder: Path) -> dict[tuple[str, int], Shared]:

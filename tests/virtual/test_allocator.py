@@ -76,25 +76,10 @@ def test_expandable_segments_give_whole_pages_back(make):
     assert allocator.malloc(10 * MIB, 0).address == second.address
 
 
-@pytest.mark.parametrize(
-    ("divisions", "size", "rounded"),
-    [
-        # The example in CUDACachingAllocator.cpp, a thousand times as large.
-        ("4", 1200 * 1024, 1280 * 1024),
-        ("4", 1024 * 1024, 1024 * 1024),
-        ("4", 700, 1024),
-        # c10/test/core/AllocatorConfig_test.cpp has these intervals.
-        ("[64:8,128:2,256:4,512:2,1024:4,>:1]", 33 * MIB, 36 * MIB),
-        ("[64:8,128:2,256:4,512:2,1024:4,>:1]", 130 * MIB, 192 * MIB),
-        ("[64:8,128:2,256:4,512:2,1024:4,>:1]", 2049 * MIB, 2049 * MIB),
-    ],
-)
-def test_roundup_power2_divisions(divisions, size, rounded):
-    assert Settings.parse(f"roundup_power2_divisions:{divisions}").round(size) == rounded
-
-
 def test_the_newer_name_of_the_settings_comes_first(monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, backend:native")
+    monkeypatch.setenv(
+        "PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:[256:1,>:2], max_split_size_mb:64"
+    )
     assert Settings.parse(alloc_conf.settings_text()).max_split == 64 * MIB
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert Settings.parse(alloc_conf.settings_text()) == Settings(expandable=True)

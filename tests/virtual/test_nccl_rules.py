@@ -1,6 +1,5 @@
 """Programs that fail or stand still with NCCL do so on virtual GPUs, and say why."""
 
-import json
 import re
 import signal
 import time
@@ -386,7 +385,7 @@ def test_kernels_start_in_the_order_of_their_launches():
             # Long enough that the other thread starts and launches if nothing holds it up.
             time.sleep(0.5 - number / 4)
 
-        communicator._launch(lambda kernel: ran.append(number), [], begin).done.wait(10)
+        communicator._queue_kernel(lambda kernel: ran.append(number), [], begin).done.wait(10)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(launch, range(2)))
@@ -499,61 +498,23 @@ def test_the_condition_around_a_line(tmp_path):
     assert standstill.condition_of_a_rank("gone.py:4") == ""
 
 
-def test_with_blocking_wait_a_late_rank_is_an_error(results):
-    """The communicator has ended then. There is no watchdog."""
+def test_a_wait_with_a_timeout_is_an_error_and_ends_the_communicator(results):
     found = results("""
-os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
 start()
 x = full(1)
 dist.all_reduce(x)
-dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=300))
 found = []
 if rank == 0:
     work = dist.all_reduce(x, async_op=True)
-    time.sleep(1.2)
-    found = [error_of(work.wait), error_of(dist.all_reduce, x)]
+    found = [error_of(work.wait, timedelta(seconds=1)), error_of(dist.all_reduce, x)]
 print(json.dumps(found), flush=True)
 time.sleep(2)
 os._exit(0)
 """)[0]
     assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2" in found[0]
-    assert "OpType=ALLREDUCE" in found[0] and "Timeout(ms)=500) ran for 1" in found[0]
+    assert "OpType=ALLREDUCE" in found[0] and "Timeout(ms)=300000) ran for 1" in found[0]
     assert found[1] == "DistBackendError: NCCL communicator was aborted on rank 0. "
-
-
-@pytest.mark.parametrize("handling", [0, 2])
-def test_a_timeout_that_does_not_end_the_process(processes, handling):
-    """TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 reports, 2 ends the group's kernels, too."""
-    done = processes(f"""
-os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "{handling}"
-start()
-from multigpu.virtual.patches.watchdog import watchdog
-x, group = full(1), dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
-watchdog.limit = 60
-dist.all_reduce(x, group=group)
-found = []
-if rank == 0:
-    y = full(1, 1 << 20)
-    work = dist.all_reduce(y, group=group, async_op=True)
-    time.sleep(2.3)
-    found = [work.is_completed()]
-    group.abort()
-    found += [error_of(work.wait), error_of(dist.all_reduce, full(1), group=group)]
-    found += [dist.all_reduce(y[:1], group=dist.new_group([0])) or y[0].item()]
-    del y, work
-    found += [torch.cuda.memory_allocated() < 1 << 20]
-else:
-    dist.new_group([0])
-dist.all_reduce(x)
-print(json.dumps([*found, x.item()]), flush=True)
-os._exit(0)
-""")[0]
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("Watchdog caught collective operation timeout") == 1
-    assert "taking the entire process down" not in done.stdout
-    error = "DistBackendError: NCCL communicator was aborted on rank 0. "
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == [handling == 2, error, error, 1, True, 4]
 
 
 def test_an_aborted_group_ends_its_waits_and_another_group_goes_on(results):

@@ -5,6 +5,7 @@ torch are compared.
 """
 
 import json
+from multiprocessing.reduction import ForkingPickler
 from pkgutil import resolve_name
 from typing import Any
 
@@ -16,46 +17,58 @@ import torch._dynamo
 import torch.distributed as dist
 from commands import SUPPORT, run_script
 from torch import nn
+from torch.optim.optimizer import _foreach_supported_types
 from torch_symbols import full_name, symbol_name
 
 import multigpu
 from multigpu.errors import UserError
 from multigpu.virtual import control, face
-from multigpu.virtual.face import kernels
+from multigpu.virtual.face import flex_attention, kernels
+from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.options import Options
 from multigpu.virtual.patches import TABLE
 from multigpu.virtual.patches.backend import PERMANENT
-from multigpu.virtual.patches.replacing import Registration, Replacement, Setting, Table
+from multigpu.virtual.patches.replacing import Replacement, Setting, Table
 
-ROWS = [row for row in TABLE.rows if row.when()]
+ROWS = [row for row in TABLE.rows if row.when() and isinstance(row, Replacement)]
+# The registries in which settings of both tables have entries.
+REGISTRIES = (
+    "torch.serialization._package_registry",
+    "multiprocessing.reduction.ForkingPickler._extra_reducers",
+    "torch.optim.optimizer._foreach_supported_types",
+    "torch.distributed.Backend.backend_list",
+    "torch.distributed.Backend.default_device_backend_map",
+    "torch.distributed.Backend.backend_type_map",
+    "torch.distributed.Backend.backend_capability",
+    "torch.distributed.Backend._plugins",
+    "torch.distributed.Backend",
+    f"{flex_attention.MODULE}:flex_attention.py_kernels",
+    f"{flex_attention.MODULE}:flex_attention.python_key_table",
+)
 
 
 def state() -> list[Any]:
-    """For each row what torch has now: the owner's attribute, or the registries' entries."""
-    return [_attribute(row) if isinstance(row, Replacement) else _entries(row) for row in ROWS]
-
-
-def _attribute(row: Replacement) -> Any:
-    return vars(resolve_name(row.owner)).get(row.name, "inherited")
-
-
-def _entries(row: Registration) -> list[list]:
-    registries = [resolve_name(name) for name in row.registries]
-    return [list(vars(each) if isinstance(each, type) else each) for each in registries]
+    """What torch has now: each row's attribute, and the entries of the registries."""
+    registries = [resolve_name(name) for name in REGISTRIES]
+    return [
+        *(vars(resolve_name(row.owner)).get(row.name, "inherited") for row in ROWS),
+        *(list(vars(each) if isinstance(each, type) else each) for each in registries),
+    ]
 
 
 def same(before: list[Any], after: list[Any]) -> list[bool]:
-    """For each row: whether torch has what it had before."""
+    """For each row and registry: whether torch has what it had before."""
     return [
-        old is new or (isinstance(row, Registration) and old == new)
-        for row, old, new in zip(ROWS, before, after, strict=True)
+        old is new or (isinstance(old, list) and old == new)
+        for old, new in zip(before, after, strict=True)
     ]
 
 
 def test_every_row_is_in_place_while_virtual_gpus_run():
     before = state()
     with control.running(count=2):
-        assert not any(same(before, state()))
+        # The last two registries have entries while virtual GPUs look like CUDA.
+        assert not any(same(before, state())[:-2])
     assert all(same(before, state()))
 
 
@@ -69,8 +82,7 @@ def fail(*args: object) -> None:
     [
         Replacement("torch.nn.Module", "to", fail, "cannot be made"),
         Replacement("torch.nn.Module", "nowhere", fail, "has no original"),
-        Registration(("torch.nn.modules.__all__",), fail, "cannot be registered"),
-        Registration(("torch.nn.nowhere",), print, "has no registry"),
+        Setting("a state", fail, "cannot be set"),
     ],
 )
 def test_a_row_that_fails_leaves_nothing_replaced(monkeypatch, row, place):
@@ -87,42 +99,20 @@ def test_a_row_that_fails_leaves_nothing_replaced(monkeypatch, row, place):
         assert torch.ones(2, device=device).sum().item() == 2
 
 
-def test_a_registration_that_fails_leaves_no_entry(monkeypatch):
-    registry = [1]
-    monkeypatch.setattr(nn, "registry", registry, raising=False)
-
-    def register() -> None:
-        registry.append(2)
-        fail()
-
-    with pytest.raises(ArithmeticError):
-        Table((Registration(("torch.nn.registry",), register, "fails half-way"),)).apply()
-    assert registry == [1]
-
-
 def test_what_a_program_adds_stays_and_what_it_has_removed_is_no_error(monkeypatch):
-    registry, mapping = [1], {"a": 1}
-    monkeypatch.setattr(nn, "registry", registry, raising=False)
-    monkeypatch.setattr(nn, "mapping", mapping, raising=False)
-
-    def register() -> None:
-        registry.append(2)
-        mapping["b"] = 2
-
-    both = ("torch.nn.registry", "torch.nn.mapping")
-    table = Table(
-        (
-            Replacement("torch.nn.Linear", "to", lambda original: fail, "inherited"),
-            Registration(both, register, "adds two entries"),
-        )
-    )
-    table.apply()
-    registry.append(3)
-    mapping["c"] = 3
-    registry.remove(2)
-    del nn.Linear.to
-    table.undo()
-    assert registry == [1, 3] and mapping == {"a": 1, "c": 3}
+    types, reducers = _foreach_supported_types, ForkingPickler._extra_reducers
+    before = list(types)
+    table = Table((Replacement("torch.nn.Linear", "to", lambda original: fail, "inherited"),))
+    with control.running(count=1):
+        table.apply()
+        types.remove(VirtualTensor)
+        types.append(nn.Buffer)
+        del reducers[VirtualTensor]
+        monkeypatch.setitem(reducers, nn.Buffer, fail)
+        del nn.Linear.to
+        table.undo()
+    assert types == [*before, nn.Buffer] and reducers[nn.Buffer] is fail
+    types.remove(nn.Buffer)
     assert nn.Linear.to is nn.Module.to
 
 
@@ -186,10 +176,9 @@ def test_each_replaced_symbol_is_in_a_table(found):
         if isinstance(row, Replacement):
             listed.add(symbol_name(f"{row.owner}.{row.name}") if _exists(row) else "")
             listed.add(f"{row.owner}.{row.name}")
-        elif not isinstance(row, Setting):
-            for name in row.registries:
-                owner = resolve_name(name)
-                listed.add(full_name(owner) if isinstance(owner, type) else symbol_name(name))
+    for name in REGISTRIES:
+        owner = resolve_name(name)
+        listed.add(full_name(owner) if isinstance(owner, type) else symbol_name(name))
     listed.discard("")
     # torch.library keeps the names of the kernels that a CUDA build gets until take_off.
     if kernels.has_cuda_kernels():

@@ -1,9 +1,7 @@
 """The processes of a run share the memory of each GPU, and the report counts a GPU once."""
 
 import json
-import os
 import re
-from types import SimpleNamespace
 
 import pytest
 from virtual_runs import TORCHRUN, virtual, write
@@ -234,10 +232,9 @@ def test_a_checkpoint_without_map_location(tmp_path):
 
 def test_a_run_whose_folder_is_gone(tmp_path):
     """The command has ended before the process, which then has its GPU for itself."""
-    meter = SimpleNamespace(capacity=64, reserved=0)
-    gone = SharedMemory(tmp_path / "gone" / "node-0.0.memory", meter)
-    assert gone.occupy(32) and gone.processes() == [(os.getpid(), 0)]
-    shared = SharedMemory(tmp_path / "node-0.0.memory", meter)
+    gone = SharedMemory(tmp_path / "gone" / "node-0.0.memory", 64)
+    assert gone.occupy(32) and gone.others() == []
+    shared = SharedMemory(tmp_path / "node-0.0.memory", 64)
     assert shared.occupy(32) and not shared.occupy(65)
     assert read_shared(tmp_path) == {("node-0", 0): (32, 1)}
 

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from compare_devices import last, seconds
+from torch.utils.checkpoint import checkpoint
 
 from multigpu.virtual import control
 from multigpu.virtual.sim import machine
@@ -19,6 +20,30 @@ ADD = 2e-3 + KERNEL_OVERHEAD
 
 def megabyte(device: torch.device | str = "cpu") -> torch.Tensor:
     return torch.zeros(250_000, device=device)
+
+
+def test_backward_of_work_on_a_side_stream(gpus):
+    """Its numbers are right, and a hook has its caller's stream and can set others."""
+    first, second = gpus
+    own, sides = torch.vgpu.current_stream(first), [torch.vgpu.Stream(gpu) for gpu in gpus]
+    w = torch.full((4,), 2.0, device=first, requires_grad=True)
+    with torch.vgpu.stream(sides[0]), torch.vgpu.stream(sides[1]):
+        there = checkpoint(torch.square, w, use_reentrant=False).to(second)
+    torch.vgpu.current_stream(second).wait_stream(sides[1])
+    seen = []
+
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.vgpu.current_stream(first))
+        with sides[0]:
+            seen.append(torch.vgpu.current_stream(first))
+            return grad * 10
+
+    w.register_hook(hook)
+    (there * 3).sum().backward()
+    w.grad.add_(1)
+    assert last().stream == 0 and last().start >= last("transfer").end
+    assert seen == [own, sides[0]] and torch.vgpu.current_stream(first) == own
+    assert w.grad.tolist() == [121.0] * 4
 
 
 # ---- copies ----

@@ -8,7 +8,7 @@ import torch
 from multigpu.virtual.face import driver
 from multigpu.virtual.patches import current_device, device_module
 from multigpu.virtual.patches.devices import FACE
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Row, values
 
 
 def _capability(index: int) -> dict[str, Any]:
@@ -37,12 +37,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = current_device.ACCELERATOR | {
 }
 
 ROWS: tuple[Row, ...] = tuple(
-    Replacement(
-        "torch._C",
-        name,
-        lambda original, function=function: function,
-        "C++ would ask the device guard, which knows one device",
-        optional=True,
-    )
-    for name, function in FUNCTIONS.items()
+    values(["torch._C"], FUNCTIONS, "C++ would ask the device guard, which knows one device")
 )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.patches.devices import FACE
-from multigpu.virtual.patches.replacing import Replacement, Row, Setting
+from multigpu.virtual.patches.replacing import Row, Setting, rows, values
 from multigpu.virtual.sim import names
 
 
@@ -41,21 +41,19 @@ _NAMES = (
 )
 ROWS: tuple[Row, ...] = (
     Setting("autocast's type for virtual GPUs", _half_by_default, "CUDA's default is float16"),
-    *(Replacement("torch", name, _by_inner_type, _WHY) for name in _NAMES),
-    Replacement(
-        "torch",
-        "get_autocast_gpu_dtype",
-        lambda original: lambda: torch.get_autocast_dtype(FACE),
+    *rows(["torch"], _NAMES, _by_inner_type, _WHY),
+    *values(
+        ["torch"],
+        {
+            "get_autocast_gpu_dtype": lambda: torch.get_autocast_dtype(FACE),
+            "set_autocast_gpu_dtype": lambda dtype: torch.set_autocast_dtype(FACE, dtype),
+        },
         _WHY,
     ),
-    Replacement(
-        "torch",
-        "set_autocast_gpu_dtype",
-        lambda original: lambda dtype: torch.set_autocast_dtype(FACE, dtype),
+    *rows(
+        ("torch.amp", "torch.amp.autocast_mode"),
+        ["is_autocast_available"],
+        _by_inner_type,
         _WHY,
-    ),
-    *(
-        Replacement(owner, "is_autocast_available", _by_inner_type, _WHY)
-        for owner in ("torch.amp", "torch.amp.autocast_mode")
     ),
 )

@@ -4,7 +4,7 @@ torch.cuda's functions run unchanged above driver.py, streams.py and random_stat
 below are the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from multigpu.virtual.face import driver, nvtx
 from multigpu.virtual.ops.storage import locate
 from multigpu.virtual.patches import device_module
 from multigpu.virtual.patches.devices import inner_device, meter_of
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row, values
 
 # The versions that programs read; 9.1 is the last cuDNN for V100, too.
 CUDA = "12.8"
@@ -31,14 +31,6 @@ ADDRESSES = (
     "A virtual GPU has no memory at addresses and no streams of a driver: leave "
     "caching_allocator_alloc, MemPool and ExternalStream out, and allocate tensors."
 )
-_BY_ADDRESS = {
-    "torch.cuda.memory": ("MemPool", "caching_allocator_alloc"),
-    "torch.cuda.streams": ("ExternalStream",),
-}
-
-
-def _becomes(value: Any) -> Callable[[Any], Any]:
-    return lambda original: value
 
 
 class _Cudart:
@@ -81,18 +73,13 @@ class _Cudart:
         return 0
 
 
-def _refusing(name: str, sentence: str) -> type:
-    """A class in the place of torch.cuda's: making an object raises UserError."""
+def _refusing(names: Iterable[str], sentence: str) -> dict[str, type]:
+    """Classes in the place of torch.cuda's: making an object raises UserError."""
 
     def __new__(cls: type, *arguments: Any, **more: Any) -> NoReturn:
         raise UserError(sentence)
 
-    return type(name, (), {"__new__": __new__})
-
-
-def _call_now(original: Callable) -> Callable:
-    """_lazy_call: CUDA's set-up is never pending, so no call has to wait for it."""
-    return lambda function, **more: function()
+    return {name: type(name, (), {"__new__": __new__}) for name in names}
 
 
 def _nvml_index(device: Any) -> int:
@@ -121,18 +108,12 @@ class _EmitNvtx(nullcontext):
 _AT_IMPORT = "torch looks for CUDA when it is imported"
 _NO_LIBRARY = "torch would ask a library of NVIDIA's driver"
 _NO_ADDRESSES = "it is for other libraries, which compute in CUDA's own memory"
-_NO_GRAPHS = "a graph replays kernels, and a virtual GPU has none"
-
-
-def _row(owner: str, name: str, make: Callable[[Any], Any], why: str) -> Replacement:
-    # Optional, because not each version of torch has all of these names.
-    return Replacement(owner, name, make, why, optional=True)
 
 
 ROWS: tuple[Row, ...] = (
-    *(
-        _row("torch.cuda", name, _becomes(value), _AT_IMPORT)
-        for name, value in {
+    *values(
+        ["torch.cuda"],
+        {
             "_is_in_bad_fork": device_module._is_in_bad_fork,
             "_exchange_device": driver.exchange_device,
             "_maybe_exchange_device": driver.exchange_device,
@@ -142,81 +123,88 @@ ROWS: tuple[Row, ...] = (
             # Activation checkpoints keep the random state only if this is set.
             "_initialized": True,
             "_device_count_nvml": device_module.device_count,
-        }.items()
+        },
+        _AT_IMPORT,
     ),
-    *(
-        _row(owner, "_lazy_init", _becomes(driver.init), "CUDA needs no set-up here")
-        for owner in ("torch.cuda", "torch.cuda.memory", "torch.cuda.random")
+    *values(
+        ("torch.cuda", "torch.cuda.memory", "torch.cuda.random"),
+        {"_lazy_init": driver.init},
+        "CUDA needs no set-up here",
     ),
-    *(
-        _row(owner, "_lazy_call", _call_now, "nothing waits for CUDA's set-up")
-        for owner in ("torch.cuda", "torch.cuda.random")
+    *values(
+        ("torch.cuda", "torch.cuda.random"),
+        {"_lazy_call": lambda function, **more: function()},
+        "no call has to wait for CUDA's set-up",
     ),
-    *(
-        _row(
-            owner,
-            "is_initialized",
-            _becomes(driver.is_in_use),
-            "DeviceMesh sets a rank's device only if the program has not used CUDA yet",
-        )
-        for owner in ("torch.cuda", "torch.cuda.memory", "torch.cuda.random")
+    *values(
+        ("torch.cuda", "torch.cuda.memory", "torch.cuda.random"),
+        {"is_initialized": driver.is_in_use},
+        "DeviceMesh sets a rank's device only if the program has not used CUDA yet",
     ),
-    *(
-        _row("torch.cuda", name, _becomes(value), _NO_LIBRARY)
-        for name, value in {"pynvml": nvml, "_HAS_PYNVML": True}.items()
+    *values(["torch.cuda"], {"pynvml": nvml, "_HAS_PYNVML": True}, _NO_LIBRARY),
+    *values(
+        ("torch.cuda", "torch.cuda.memory"),
+        {"_get_nvml_device_index": _nvml_index},
+        _NO_LIBRARY,
     ),
-    *(
-        _row(owner, "_get_nvml_device_index", _becomes(_nvml_index), _NO_LIBRARY)
-        for owner in ("torch.cuda", "torch.cuda.memory")
+    *values(
+        ("torch.cuda", "torch.cuda.graphs"),
+        {
+            **_refusing(("CUDAGraph", "graph", "make_graphed_callables"), GRAPHS),
+            "is_current_stream_capturing": lambda: False,
+        },
+        "a graph replays kernels, and a virtual GPU has none",
     ),
-    *(
-        _row(owner, name, _becomes(_refusing(name, GRAPHS)), _NO_GRAPHS)
-        for owner in ("torch.cuda", "torch.cuda.graphs")
-        for name in ("CUDAGraph", "graph", "make_graphed_callables")
+    *values(
+        ("torch.cuda", "torch.cuda.memory"),
+        _refusing(("MemPool", "caching_allocator_alloc"), ADDRESSES),
+        _NO_ADDRESSES,
     ),
-    *(
-        _row(owner, "is_current_stream_capturing", _becomes(lambda: False), _NO_GRAPHS)
-        for owner in ("torch.cuda", "torch.cuda.graphs")
+    *values(
+        ("torch.cuda", "torch.cuda.streams"),
+        _refusing(["ExternalStream"], ADDRESSES),
+        _NO_ADDRESSES,
     ),
-    *(
-        _row(owner, name, _becomes(_refusing(name, ADDRESSES)), _NO_ADDRESSES)
-        for module, names in _BY_ADDRESS.items()
-        for owner in ("torch.cuda", module)
-        for name in names
+    *values(
+        ["torch.cuda.nvtx"],
+        {
+            "mark": nvtx.mark,
+            "range": nvtx.range,
+            "range_end": nvtx.range_end,
+            "range_pop": nvtx.range_pop,
+            "range_push": nvtx.range_push,
+            "range_start": nvtx.range_start,
+        },
+        _AT_IMPORT,
     ),
-    *(
-        _row("torch.cuda.nvtx", function.__name__, _becomes(function), _AT_IMPORT)
-        for function in (
-            nvtx.mark,
-            nvtx.range,
-            nvtx.range_end,
-            nvtx.range_pop,
-            nvtx.range_push,
-            nvtx.range_start,
-        )
-    ),
-    Replacement(
-        "torch.autograd.profiler",
-        "emit_nvtx",
-        _becomes(_EmitNvtx),
+    *values(
+        ["torch.autograd.profiler"],
+        {"emit_nvtx": _EmitNvtx},
         "a CPU build has no NVTX; the operations are in the simulated timeline",
     ),
-    _row("torch.version", "cuda", _becomes(CUDA), "a CPU build has no CUDA version"),
-    _row("torch.backends.cuda", "is_built", _becomes(lambda: True), _AT_IMPORT),
-    _row("torch.backends.cudnn", "is_available", _becomes(lambda: True), _AT_IMPORT),
-    _row("torch.backends.cudnn", "version", _becomes(lambda: CUDNN), _AT_IMPORT),
-    _row(
-        "torch.backends.cudnn",
-        "is_acceptable",
-        _becomes(lambda tensor: False),
+    *values(["torch.version"], {"cuda": CUDA}, "a CPU build has no CUDA version"),
+    *values(["torch.backends.cuda"], {"is_built": lambda: True}, _AT_IMPORT),
+    *values(
+        ["torch.backends.cudnn"],
+        {"is_available": lambda: True, "version": lambda: CUDNN},
+        _AT_IMPORT,
+    ),
+    *values(
+        ["torch.backends.cudnn"],
+        {"is_acceptable": lambda tensor: False},
         "virtual GPUs have their own kernels for RNNs",
     ),
-    _row("torch.cuda.nccl", "version", _becomes(lambda: NCCL), _NO_LIBRARY),
-    _row(
-        "torch.cuda.nccl",
-        "is_available",
-        _becomes(lambda tensors: False),
+    *values(["torch.cuda.nccl"], {"version": lambda: NCCL}, _NO_LIBRARY),
+    *values(
+        ["torch.cuda.nccl"],
+        {"is_available": lambda tensors: False},
         "reduce_add then adds copies; NCCL's functions for one process are in C++",
     ),
-    _row("torch.UntypedStorage", "cuda", _storage_cuda, "C++ would ask CUDA's driver"),
+    Replacement(
+        "torch.UntypedStorage",
+        "cuda",
+        _storage_cuda,
+        "C++ would ask CUDA's driver",
+        optional=True,
+    ),
 )

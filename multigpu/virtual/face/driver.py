@@ -14,7 +14,7 @@ from multigpu.virtual.face import memory_history
 from multigpu.virtual.patches import device_module
 from multigpu.virtual.patches.devices import meter_of
 from multigpu.virtual.patches.properties import properties_of
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Row, values
 from multigpu.virtual.sim import alloc_conf, machine
 from multigpu.virtual.sim.workspace import workspace_bytes
 
@@ -243,12 +243,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 ROWS: tuple[Row, ...] = tuple(
-    Replacement(
-        "torch._C",
-        name,
-        lambda original, function=function: function,
+    values(
+        ["torch._C"],
+        FUNCTIONS,
         "CUDA's driver would answer it; torch.cuda's own code then runs unchanged",
-        optional=True,
     )
-    for name, function in FUNCTIONS.items()
 )

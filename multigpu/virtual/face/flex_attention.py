@@ -4,18 +4,20 @@ Its fused kernel, which torch.compile makes, needs Triton. Autograd records the 
 the tensors that `score_mod` reads get their gradients, too.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from multigpu.virtual.left_out import say_once
+from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.patches.devices import FACE
-from multigpu.virtual.patches.replacing import Registration, Row
+from multigpu.virtual.patches.replacing import Row, Setting
 
 # Not torch._higher_order_ops.flex_attention, which is the operation of the same name.
 MODULE = "torch._higher_order_ops.flex_attention"
-OPERATION = f"{MODULE}:flex_attention"
+AUTOGRAD = torch._C.DispatchKey.AutogradPrivateUse1
 AUTOCAST = torch._C.DispatchKey.AutocastPrivateUse1
 UNFUSED = (
     "flex_attention has no fused kernel: with operations one by one, it needs more time and "
@@ -37,20 +39,24 @@ def _compute_in_autocast(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         return import_module(MODULE).flex_attention(*parts, *args[3:])
 
 
-def _register() -> None:
-    # Imported late, because it uses the device type, which control.start registers.
-    from multigpu.virtual.ops.tensor import VirtualTensor
-
+def _register() -> Callable[[], None]:
     operation = import_module(MODULE).flex_attention
-    operation.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(_compute)
+    operation.py_impl(AUTOGRAD)(_compute)
     operation.py_impl(AUTOCAST)(_compute_in_autocast)
     # In inference mode, below autograd.
     operation.py_impl(VirtualTensor)(_compute)
 
+    def restore() -> None:
+        operation.py_kernels.pop(AUTOGRAD, None)
+        operation.py_kernels.pop(AUTOCAST, None)
+        operation.python_key_table.pop(VirtualTensor, None)
+
+    return restore
+
 
 ROWS: tuple[Row, ...] = (
-    Registration(
-        (f"{OPERATION}.py_kernels", f"{OPERATION}.python_key_table"),
+    Setting(
+        "how flex_attention is computed",
         _register,
         "torch knows how its own classes of tensors compute it, and refuses others",
     ),

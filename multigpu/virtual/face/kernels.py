@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from multigpu.virtual.ops import op_info
+from multigpu.virtual.ops.dispatch import dispatch
 from multigpu.virtual.patches.replacing import Row, Setting
 
 # The operations that take no tensor and for which a CUDA build has a kernel of its own; the
@@ -24,31 +26,22 @@ OWN_KERNELS = (
 )
 
 
-def _call(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-    # Imported late, because it uses the device type, which control.start registers.
-    from multigpu.virtual.ops.dispatch import dispatch
-
-    return dispatch(func, args, kwargs)
-
-
 def _fallback() -> Callable[[], None]:
     """Send the operations of CUDA devices to the virtual GPUs."""
     library = torch.library.Library("_", "IMPL")
-    library.fallback(lambda func, *args, **kwargs: _call(func, args, kwargs), "CUDA")
+    library.fallback(lambda func, *args, **kwargs: dispatch(func, args, kwargs), "CUDA")
     return library._destroy
 
 
 def _own_kernels() -> Callable[[], None]:
     """Replace a CUDA build's kernels of OWN_KERNELS; return a function that restores them."""
-    from multigpu.virtual.ops import op_info
-
     library = torch.library.Library("aten", "IMPL")
     for name in OWN_KERNELS:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(torch.ops.aten, packet), overload or "default")
 
         def kernel(*args: Any, func: Any = func, **kwargs: Any) -> Any:
-            return _call(func, args, kwargs)
+            return dispatch(func, args, kwargs)
 
         with warnings.catch_warnings():
             # A CUDA build of torch 2.11 and 2.12 warns that a kernel of its own is replaced.

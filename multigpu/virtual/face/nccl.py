@@ -23,7 +23,7 @@ from multigpu.virtual.faults import Faults, Kill, Slow
 from multigpu.virtual.options import from_environment
 from multigpu.virtual.patches import flight_recorder
 from multigpu.virtual.patches.devices import FACE
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row, rows, values
 from multigpu.virtual.record import VARIABLE as RECORDS
 from multigpu.virtual.sim import names
 from multigpu.virtual.sim.machine import Machine, running
@@ -35,7 +35,7 @@ _C10D = "torch.distributed.distributed_c10d"
 NCCL_TIMEOUT = timedelta(minutes=10)
 
 
-class Options:
+class NcclOptions:
     """ProcessGroupNCCL.Options: kept, but nothing of it changes a virtual GPU's group."""
 
     def __init__(self, is_high_priority_stream: bool = False):
@@ -147,7 +147,7 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
         takes_host = False
 
-        def __init__(self, store: dist.Store, rank: int, size: int, options: Options):
+        def __init__(self, store: dist.Store, rank: int, size: int, options: NcclOptions):
             if in_world:
                 super().__init__(rank, size)
             else:
@@ -195,7 +195,7 @@ def _classes(in_world: bool) -> tuple[type, type]:
             NcclGroup.__init__(self, gloo, store, rank, size, timeout)
             self.host_gloo = open_gloo(dist.PrefixStore("host", store), rank, size, timeout)
 
-    ProcessGroupNCCL.Options = Options
+    ProcessGroupNCCL.Options = NcclOptions
     return ProcessGroupNCCL, ProcessGroupGloo
 
 
@@ -308,99 +308,58 @@ def _future(original: Any) -> Any:
     return __init__
 
 
-def _no_json(original: Any) -> Any:
-    def _dump_nccl_trace_json(*arguments: Any, **more: Any) -> NoReturn:
-        raise UserError(
-            "virtual GPUs have the flight recorder's dump pickled, not as JSON: call "
-            "torch._C._distributed_c10d._dump_nccl_trace()."
-        )
-
-    return _dump_nccl_trace_json
-
-
-def _not_logged(original: Any) -> Any:
-    def set_construction_data_and_log(self: Any, *arguments: Any) -> None:
-        """Does nothing."""
-
-    return set_construction_data_and_log
+def _no_json(*arguments: Any, **more: Any) -> NoReturn:
+    raise UserError(
+        "virtual GPUs have the flight recorder's dump pickled, not as JSON: call "
+        "torch._C._distributed_c10d._dump_nccl_trace()."
+    )
 
 
 _NCCL = "a CPU build has no NCCL, and a CUDA build's NCCL needs GPUs"
 ROWS: tuple[Row, ...] = (
-    *(
-        Replacement(
-            module,
-            "split_group",
-            _split_group,
-            "C++ splits NCCL's communicator",
-            when=dist.is_available,
-        )
-        for module in (_C10D, "torch.distributed", "torch.distributed.device_mesh")
+    *rows(
+        (_C10D, "torch.distributed", "torch.distributed.device_mesh"),
+        ["split_group"],
+        _split_group,
+        "C++ splits NCCL's communicator",
     ),
     Replacement(
         _C10D,
         "_new_process_group_helper",
         _helper,
         "a group for CUDA and the CPU is one group of virtual GPUs",
-        when=dist.is_available,
     ),
-    Replacement(
-        _C10D, "_set_pg_timeout", _set_pg_timeout, "it asks a backend", when=dist.is_available
-    ),
+    Replacement(_C10D, "_set_pg_timeout", _set_pg_timeout, "it asks a backend"),
     Replacement(
         "torch.futures.Future", "__init__", _future, "C++ would ask for CUDA's streams"
     ),
-    Replacement(
-        "torch.distributed.Logger",
-        "set_construction_data_and_log",
-        _not_logged,
+    *values(
+        ["torch.distributed.Logger"],
+        {"set_construction_data_and_log": lambda logger, *arguments: None},
         "DDP's own log asks a group by the name gloo for its network devices, in C++",
-        when=dist.is_available,
     ),
-    *(
-        Replacement(
-            owner,
-            "ProcessGroupNCCL",
-            _class_of(0),
-            _NCCL,
-            when=dist.is_available,
-            optional=True,
-        )
-        for owner in (_C10D, "torch.distributed", "torch._C._distributed_c10d")
-    ),
-    *(
-        Replacement(
-            module,
-            "ProcessGroupGloo",
-            _class_of(1),
-            "gloo of a CPU build takes no tensors of a GPU",
-            when=dist.is_available,
-        )
-        # torch.distributed.rpc takes the second one.
-        for module in (_C10D, "torch.distributed")
-    ),
-    *(
-        Replacement(
-            "torch._C._distributed_c10d",
-            name,
-            make,
-            _NCCL,
-            when=dist.is_available,
-            optional=True,
-        )
-        for name, make in (
-            ("_dump_nccl_trace", lambda original: flight_recorder.dump),
-            ("_dump_nccl_trace_json", _no_json),
-        )
-    ),
-    Replacement(
-        _C10D, "_NCCL_AVAILABLE", lambda original: True, _NCCL, when=dist.is_available
-    ),
-    Replacement(
-        _C10D,
-        "default_pg_nccl_timeout",
-        lambda original: NCCL_TIMEOUT,
+    *rows(
+        (_C10D, "torch.distributed", "torch._C._distributed_c10d"),
+        ["ProcessGroupNCCL"],
+        _class_of(0),
         _NCCL,
-        when=dist.is_available,
+        optional=True,
+    ),
+    *rows(
+        # torch.distributed.rpc takes the second one.
+        (_C10D, "torch.distributed"),
+        ["ProcessGroupGloo"],
+        _class_of(1),
+        "gloo of a CPU build takes no tensors of a GPU",
+    ),
+    *values(
+        ["torch._C._distributed_c10d"],
+        {"_dump_nccl_trace": flight_recorder.dump, "_dump_nccl_trace_json": _no_json},
+        _NCCL,
+    ),
+    *values(
+        [_C10D],
+        {"_NCCL_AVAILABLE": True, "default_pg_nccl_timeout": NCCL_TIMEOUT},
+        _NCCL,
     ),
 )

@@ -1,7 +1,7 @@
 """torch.cuda's random state: its default generators are those of the virtual GPUs."""
 
 from multigpu.virtual.patches.random_functions import set_rng_state, set_rng_state_all
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row, values
 from multigpu.virtual.sim import machine
 
 _WHY = "the generators of virtual GPUs are not CUDA's"
@@ -12,11 +12,11 @@ ROWS: tuple[Row, ...] = (
         lambda original: tuple(machine.current().generators),
         _WHY,
     ),
-    *(
-        # torch's own would copy a state before the first use, without the attribute that a
-        # state of a virtual GPU has (ops/generator.py).
-        Replacement(owner, function.__name__, lambda original, new=function: new, _WHY)
-        for owner in ("torch.cuda", "torch.cuda.random")
-        for function in (set_rng_state, set_rng_state_all)
+    # torch's own would copy a state before the first use, without the attribute that a
+    # state of a virtual GPU has (ops/generator.py).
+    *values(
+        ("torch.cuda", "torch.cuda.random"),
+        {"set_rng_state": set_rng_state, "set_rng_state_all": set_rng_state_all},
+        _WHY,
     ),
 )

@@ -3,12 +3,11 @@
 import torch
 
 from multigpu.virtual.patches import streams
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Row, values
 
 _WHY = "torch's own streams are those of CUDA's driver"
-_VALUES = {
-    "Stream": streams.Stream,
-    "Event": streams.Event,
+_CLASSES = {"Stream": streams.Stream, "Event": streams.Event}
+_FUNCTIONS = {
     "StreamContext": streams.StreamContext,
     "stream": streams.StreamContext,
     "current_stream": streams.current_stream,
@@ -26,21 +25,14 @@ def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
 
 
 # The functions of torch._C, which torch's compilers import by their names.
-_FUNCTIONS = {
+_DRIVER = {
     "_cuda_getCurrentStream": lambda index: _ids(streams.current_stream(index)),
     "_cuda_getDefaultStream": lambda index: _ids(streams.default_stream(index)),
     "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).stream_id,
     "_cuda_setStream": _set_stream,
 }
 ROWS: tuple[Row, ...] = (
-    *(
-        Replacement(owner, name, lambda original, value=value: value, _WHY)
-        for name, value in _VALUES.items()
-        for owner in ("torch.cuda", "torch.cuda.streams")
-        if owner == "torch.cuda" or name in ("Stream", "Event")
-    ),
-    *(
-        Replacement("torch._C", name, lambda original, value=value: value, _WHY, optional=True)
-        for name, value in _FUNCTIONS.items()
-    ),
+    *values(("torch.cuda", "torch.cuda.streams"), _CLASSES, _WHY),
+    *values(["torch.cuda"], _FUNCTIONS, _WHY),
+    *values(["torch._C"], _DRIVER, _WHY),
 )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.patches.devices import FACE
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row, values
 
 MODULE = f"torch.{FACE}"
 DTYPES = {
@@ -76,15 +76,7 @@ def _set_default(original: Callable) -> Callable:
 
 
 ROWS: tuple[Row, ...] = (
-    *(
-        Replacement(
-            MODULE,
-            name,
-            lambda original, name=name: TYPES[name],
-            "C++ makes these types for CUDA only",
-        )
-        for name in TYPES
-    ),
+    *values([MODULE], TYPES, "C++ makes these types for CUDA only"),
     Replacement(
         "torch",
         "set_default_tensor_type",

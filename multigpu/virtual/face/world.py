@@ -19,7 +19,7 @@ import torch.distributed as dist
 from multigpu.errors import UserError
 from multigpu.virtual.ops.tensor import VirtualTensor
 from multigpu.virtual.options import JOINING, Options
-from multigpu.virtual.patches.replacing import Replacement, Row
+from multigpu.virtual.patches.replacing import Replacement, Row, rows
 
 _C10D = "torch.distributed.distributed_c10d"
 _MESH = "torch.distributed.device_mesh"
@@ -39,7 +39,7 @@ def want(options: Options) -> None:
 
 def is_wanted() -> bool:
     """Whether this process is one rank of a large world."""
-    return _Wanted.options is not None and dist.is_available()
+    return _Wanted.options is not None
 
 
 def own_rank() -> int:
@@ -185,6 +185,7 @@ def _object_of_shape(original: Callable) -> Callable:
 
 
 _WAITS = "it would wait for ranks that do not exist"
+_BYTES = "with --shapes-only the bytes of a long object are not known"
 ROWS: tuple[Row, ...] = (
     Replacement(_C10D, "rendezvous", _rendezvous, _WAITS, when=is_wanted),
     Replacement("torch.distributed", "TCPStore", _store, _WAITS, when=is_wanted),
@@ -195,43 +196,26 @@ ROWS: tuple[Row, ...] = (
         "one rank of a world is one process",
         is_wanted,
     ),
-    *(
-        Replacement(
-            owner,
-            "init_device_mesh",
-            _mesh,
-            "a mesh that is smaller than the world would give the times of a smaller world",
-            is_wanted,
-        )
-        for owner in (_MESH, "torch.distributed")
-    ),
-    *(
-        Replacement(
-            owner,
-            name,
-            _objects_of_one_rank,
-            "the source has objects that this process cannot know",
-            is_wanted,
-        )
-        for owner in (_C10D, "torch.distributed")
-        for name in ("broadcast_object_list", "scatter_object_list")
-    ),
-    *(
-        Replacement(
-            owner,
-            name,
-            _same_objects,
-            "with --shapes-only the bytes of a long object are not known",
-            is_wanted,
-        )
-        for owner in (_C10D, "torch.distributed")
-        for name in ("gather_object", "all_gather_object")
-    ),
-    Replacement(
-        _C10D,
-        "_tensor_to_object",
-        _object_of_shape,
-        "with --shapes-only the bytes of a long object are not known",
+    *rows(
+        (_MESH, "torch.distributed"),
+        ["init_device_mesh"],
+        _mesh,
+        "a mesh that is smaller than the world would give the times of a smaller world",
         is_wanted,
     ),
+    *rows(
+        (_C10D, "torch.distributed"),
+        ("broadcast_object_list", "scatter_object_list"),
+        _objects_of_one_rank,
+        "the source has objects that this process cannot know",
+        is_wanted,
+    ),
+    *rows(
+        (_C10D, "torch.distributed"),
+        ("gather_object", "all_gather_object"),
+        _same_objects,
+        _BYTES,
+        is_wanted,
+    ),
+    Replacement(_C10D, "_tensor_to_object", _object_of_shape, _BYTES, is_wanted),
 )

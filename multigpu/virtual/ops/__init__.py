@@ -1,16 +1,16 @@
 """Operations on virtual tensors: kernels, memory, costs, and the errors that they raise."""
 
-import torch
-
-from multigpu.virtual.ops import attention, kernels, op_info, sync_norm, transfer
+from multigpu.virtual.ops import (
+    attention,
+    functional,
+    kernels,
+    op_info,
+    sync_norm,
+    transfer,
+)
 
 # The registries are filled here, so dispatch never runs while they are empty.
 for module in (attention, kernels, sync_norm):
     op_info.KERNELS.update(module.KERNELS)
-for module in (attention, kernels, transfer):
+for module in (attention, functional, kernels, transfer):
     op_info.HANDLERS.update(module.HANDLERS)
-# torch can be built without torch.distributed.
-if torch.distributed.is_available():
-    from multigpu.virtual.ops import functional
-
-    op_info.HANDLERS.update(functional.HANDLERS)

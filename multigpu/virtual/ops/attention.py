@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from multigpu.virtual.ops.errors import check_attention
-from multigpu.virtual.ops.op_info import Handler, Kernel
+from multigpu.virtual.ops.op_info import Handler, KernelFunction
 from multigpu.virtual.ops.tensor import VirtualTensor
 
 aten = torch.ops.aten
@@ -219,7 +219,7 @@ def _attention(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
     return attention(*args, **kwargs)
 
 
-KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
+KERNELS: dict[torch._ops.OpOverloadPacket, KernelFunction] = {
     aten._scaled_dot_product_efficient_attention: efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward: efficient_attention_backward,
 }

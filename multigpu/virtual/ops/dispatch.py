@@ -116,28 +116,25 @@ def execute(
         raise stopped_error(tensors[0])
     if clock.pending:
         clock.wait_for_collectives(tensors)
-    if clock.num_backwards:
-        clock.wait_for_gradients(tensors)
     if meter.shrunk and func.overloadpacket not in RESIZERS:
         check_storages(tensors)
     if not machine.compute:
         payloads, kwargs = shapes_only(info, payloads, kwargs, tensors)
-    if info.special:
-        out = _run_special(info, func, payloads, kwargs, tensors, meter)
-    else:
-        try:
-            if machine.compute:
-                out = info.kernel(*payloads, **kwargs)
-            else:
-                out = repeats.run(info, payloads, kwargs)
-        except NotImplementedError as error:
-            raise unsupported_error(info, error) from None
-        except (IndexError, RuntimeError) as error:
-            if "can't allocate memory" in str(error):
-                raise host_out_of_memory_error(info, meter.device) from None
-            if not device_asserts.asserts(info, error):
-                raise
-            out = device_asserts.results(info, payloads, kwargs, tensors, meter, str(error))
+    try:
+        if info.special:
+            out = _run_special(info, func, payloads, kwargs, tensors, meter)
+        elif machine.compute:
+            out = info.kernel(*payloads, **kwargs)
+        else:
+            out = repeats.run(info, payloads, kwargs)
+    except NotImplementedError as error:
+        raise unsupported_error(info, error) from None
+    except (IndexError, RuntimeError) as error:
+        if "can't allocate memory" in str(error):
+            raise host_out_of_memory_error(info, meter.device) from None
+        if not device_asserts.asserts(info, error):
+            raise
+        out = device_asserts.results(info, payloads, kwargs, tensors, meter, str(error))
     allocations_before = meter.num_allocations
     if type(out) is Tensor:
         result = _wrap_result(out, tensors, meter)
@@ -168,14 +165,7 @@ def execute(
         first = out[0] if several else out
         shape = tuple(first.shape) if type(first) is Tensor else None
         clock.compute(meter.index, info.name, *costs, shape)
-        if clock.num_backwards:
-            clock.note_gradients(_virtual_tensors(result))
     return result
-
-
-def _virtual_tensors(result: Any) -> list[VirtualTensor]:
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    return [value for value in values if type(value) is VirtualTensor]
 
 
 def _wrap_result(out: Tensor, tensors: list[VirtualTensor], meter: Meter) -> Tensor:
@@ -283,18 +273,12 @@ def _run_special(
                 update_wrapper(tensor, tensors)
         if info.temporary:
             meter.use_briefly(payloads[0].nbytes + out.nbytes)
-    except NotImplementedError as error:
-        raise unsupported_error(info, error) from None
-    except (IndexError, RuntimeError) as error:
+    except (IndexError, RuntimeError):
         # torch.OutOfMemoryError is a RuntimeError, too.
         for tensor, restore_payload in zip(tensors, restore, strict=False):
             restore_payload()
             update_wrapper(tensor, tensors)
-        if "can't allocate memory" in str(error):
-            raise host_out_of_memory_error(info, meter.device) from None
-        if not device_asserts.asserts(info, error):
-            raise
-        out = device_asserts.results(info, payloads, kwargs, tensors, meter, str(error))
+        raise
     return out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from multigpu.virtual.ops.errors import convolution_type_error, on_vgpu, stopped_error
-from multigpu.virtual.ops.op_info import Handler, Kernel
+from multigpu.virtual.ops.op_info import Handler, KernelFunction
 from multigpu.virtual.ops.tensor import VirtualTensor, wrap_new
 
 aten = torch.ops.aten
@@ -255,7 +255,7 @@ def rms_norm_backward(
     return grad_rows, grad_weight
 
 
-KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
+KERNELS: dict[torch._ops.OpOverloadPacket, KernelFunction] = {
     aten.convolution: convolution,
     aten.histc: histc,
     aten.convolution_backward: convolution_backward,

@@ -10,7 +10,7 @@ from multigpu.virtual.sim import names
 from multigpu.virtual.sim.workspace import USERS
 
 aten = torch.ops.aten
-Kernel = Callable[..., Any]
+KernelFunction = Callable[..., Any]
 # Runs an operation instead of dispatch's own steps: handler(func, args, kwargs).
 Handler = Callable[[torch._ops.OpOverload, tuple, dict], Any]
 
@@ -48,7 +48,7 @@ CUSTOM_KERNELS = (PRIVATE, torch._C.DispatchKey.CompositeExplicitAutograd)
 # Two registries, by the operation's packet. The package's __init__ fills them from kernels.py
 # and transfer.py, which import this module. Nothing changes them after that.
 HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {}
-KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {}
+KERNELS: dict[torch._ops.OpOverloadPacket, KernelFunction] = {}
 
 
 class OpInfo:

@@ -6,7 +6,6 @@ share a storage gets the same object from all of them.
 
 import torch
 
-from multigpu.virtual.sim.machine import current, current_index
 from multigpu.virtual.sim.memory import Block
 
 
@@ -48,21 +47,6 @@ class VirtualStorage(torch.UntypedStorage):
             (meter.shrunk.add if shrinks else meter.shrunk.discard)(id(block))
         super().resize_(nbytes)
         return self
-
-
-def copy_to_vgpu(
-    storage: torch.UntypedStorage, device: torch.device | str | int | None = None
-) -> VirtualStorage:
-    """UntypedStorage.vgpu: a copy on a virtual GPU, by default on the current device.
-
-    torch.load calls it for map_location=lambda storage, location: storage.vgpu(1).
-    """
-    if not isinstance(device, int):
-        device = torch.device("vgpu" if device is None else device).index
-    index = current_index() if device is None else device
-    meter = current().meter(torch.device("vgpu", index))
-    copied = torch.UntypedStorage(storage.nbytes()).copy_(storage)
-    return locate(copied, meter.device)
 
 
 def locate(

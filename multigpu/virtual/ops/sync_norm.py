@@ -11,7 +11,7 @@ and Szegedy, "Batch Normalization" (arXiv 1502.03167), section 3.
 
 import torch
 
-from multigpu.virtual.ops.op_info import Kernel
+from multigpu.virtual.ops.op_info import KernelFunction
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -128,7 +128,7 @@ def _per_channel(values: Tensor, images: Tensor) -> Tensor:
     return values.reshape(1, -1, *[1] * (images.dim() - 2))
 
 
-KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
+KERNELS: dict[torch._ops.OpOverloadPacket, KernelFunction] = {
     aten.batch_norm_stats: batch_norm_stats,
     aten.batch_norm_gather_stats_with_counts: gather_stats,
     aten.batch_norm_elemt: normalize,

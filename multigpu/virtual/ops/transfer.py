@@ -26,8 +26,8 @@ OpOverload = torch._ops.OpOverload
 def meter_of(tensor: torch.Tensor) -> Meter | None:
     """The meter of a tensor's device; None for a tensor of the host. Call it before a copy.
 
-    Waits for unfinished collectives that use the tensor, and in backward for the stream that
-    has made it. Raises RuntimeError if the tensor's machine has been stopped.
+    Waits for unfinished collectives that use the tensor. Raises RuntimeError if the tensor's
+    machine has been stopped.
     """
     if type(tensor) is not VirtualTensor:
         return None
@@ -36,8 +36,6 @@ def meter_of(tensor: torch.Tensor) -> Meter | None:
         raise stopped_error(tensor)
     if meter.machine.clock.pending:
         meter.machine.clock.wait_for_collectives([tensor])
-    if meter.machine.clock.num_backwards:
-        meter.machine.clock.wait_for_gradients([tensor])
     if meter.shrunk:
         check_storages([tensor])
     if not meter.machine.compute:
@@ -148,8 +146,6 @@ def _advance_clock(
     clock = (to or origin).machine.clock
     clock.transfer(*ends, nbytes, wait=wait, pinned=pinned)
     note_transfer(clock, _contents(origin, to, source))
-    if clock.num_backwards and to is not None:
-        clock.note_gradients([moved])
 
 
 def _contents(origin: Meter | None, to: Meter | None, source: torch.Tensor) -> str:

@@ -4,8 +4,6 @@
 kernels are registered once and stay until the process ends: see backend.PERMANENT.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from multigpu.virtual.ops import autocast
@@ -21,38 +19,17 @@ from multigpu.virtual.patches import (
     lazy,
     loading,
     moving,
+    nccl_group,
     pinned,
     scripting,
     sharing,
     streams,
     updates,
+    used_parameters,
+    world_group,
 )
-from multigpu.virtual.patches.replacing import Registration, Replacement, Table
+from multigpu.virtual.patches.replacing import Replacement, Setting, Table, rows, values
 from multigpu.virtual.sim import names
-
-
-def _process_group_register() -> None:
-    # Imported here, because torch can be built without torch.distributed.
-    from multigpu.virtual.patches import nccl_group, world_group
-
-    nccl_group.register()
-    world_group.register()
-
-
-def _in_one_kernel(original: Callable) -> Callable:
-    from multigpu.virtual.patches import nccl_group
-
-    return nccl_group.batch_in_one_kernel(original)
-
-
-def _with_map_on_host(original: Callable) -> Callable:
-    from multigpu.virtual.patches import used_parameters
-
-    return used_parameters.with_map_on_host(original)
-
-
-def _no_statistics(original: Callable) -> Callable:
-    return lambda logger: None
 
 
 def _backward_can_be_boxed() -> bool:
@@ -63,19 +40,12 @@ def _torch_has_no_gpu() -> bool:
     return not torch.cuda.is_available()
 
 
-def _by_own_name() -> bool:
-    """Whether programs see the devices as "vgpu"; virtual.face has own rows for CUDA."""
-    return names.shown_type() == names.INNER
+def _is_the_accelerator() -> bool:
+    """Whether programs see the devices as "vgpu", and torch has no GPU of its own.
 
-
-def _accelerator_row(name: str, function: Callable) -> Replacement:
-    return Replacement(
-        "torch._C",
-        name,
-        lambda original: function,
-        "torch.accelerator asks the device guard, which knows one device with one stream",
-        when=lambda: hasattr(torch._C, name) and _torch_has_no_gpu() and _by_own_name(),
-    )
+    virtual.face has own rows for CUDA.
+    """
+    return names.shown_type() == names.INNER and _torch_has_no_gpu()
 
 
 _GRADIENT_CHECK = (
@@ -83,7 +53,6 @@ _GRADIENT_CHECK = (
 )
 _COMPILER = "torch.compile would make code for a real device"
 _LAZY = "the parameters of a lazy module have a class that a virtual tensor cannot have"
-_PINNED = "torch's own method raises if there is no accelerator with pinned memory"
 
 TABLE = Table(
     (
@@ -103,9 +72,14 @@ TABLE = Table(
             "FSDP1 assigns a tensor of the device to the data of a parameter on the host; "
             "torch refuses another class",
         ),
-        *(
-            Replacement(f"torch.nn.parameter.{name}", "__new__", lazy.made_on_host, _LAZY)
-            for name in ("UninitializedParameter", "UninitializedBuffer")
+        *rows(
+            (
+                "torch.nn.parameter.UninitializedParameter",
+                "torch.nn.parameter.UninitializedBuffer",
+            ),
+            ["__new__"],
+            lazy.made_on_host,
+            _LAZY,
         ),
         Replacement(
             "torch.nn.parameter.UninitializedParameter",
@@ -120,10 +94,9 @@ TABLE = Table(
             _LAZY,
             optional=True,
         ),
-        Replacement(
-            "torch.nn.parameter.UninitializedTensorMixin",
-            "materialize",
-            lambda original: lazy.materialize,
+        *values(
+            ["torch.nn.parameter.UninitializedTensorMixin"],
+            {"materialize": lazy.materialize},
             _LAZY,
         ),
         Replacement(
@@ -146,35 +119,26 @@ TABLE = Table(
             _GRADIENT_CHECK,
             when=_backward_can_be_boxed,
         ),
-        Replacement(
-            "torch.Tensor",
-            "pin_memory",
-            lambda original: pinned.pin_memory,
-            _PINNED,
-            when=_torch_has_no_gpu,
-        ),
-        Replacement(
-            "torch.Tensor",
-            "is_pinned",
-            lambda original: pinned.is_pinned,
-            _PINNED,
+        *values(
+            ["torch.Tensor"],
+            {"pin_memory": pinned.pin_memory, "is_pinned": pinned.is_pinned},
+            "torch's own method raises if there is no accelerator with pinned memory",
             when=_torch_has_no_gpu,
         ),
         *current_device.ROWS,
-        *(
-            _accelerator_row(name, function)
-            for name, function in current_device.ACCELERATOR.items()
+        *values(
+            ["torch._C"],
+            current_device.ACCELERATOR,
+            "torch.accelerator asks the device guard, which knows one device with one stream",
+            when=_is_the_accelerator,
         ),
-        *(
-            Replacement(
-                "torch",
-                name,
-                pinned.pinning,
-                "pin_memory=True asks the accelerator for an allocator, which a backend in "
-                "Python cannot have",
-                when=_torch_has_no_gpu,
-            )
-            for name in pinned.FACTORIES
+        *rows(
+            ["torch"],
+            pinned.FACTORIES,
+            pinned.pinning,
+            "pin_memory=True asks the accelerator for an allocator, which a backend in "
+            "Python cannot have",
+            when=_torch_has_no_gpu,
         ),
         Replacement(
             "torch",
@@ -204,14 +168,10 @@ TABLE = Table(
             for owner in ("torch.nn.parallel.comm", "torch.cuda.comm")
             for function in comm.FUNCTIONS
         ),
-        *(
-            Replacement(
-                owner,
-                "_get_available_device_type",
-                lambda original: names.shown_type,
-                "DataParallel asks CUDA first, and beside a real GPU its devices are virtual",
-            )
-            for owner in ("torch._utils", "torch.nn.parallel.data_parallel")
+        *values(
+            ("torch._utils", "torch.nn.parallel.data_parallel"),
+            {"_get_available_device_type": names.shown_type},
+            "DataParallel asks CUDA first, and beside a real GPU its devices are virtual",
         ),
         Replacement(
             "torch.nn.parallel._functions",
@@ -227,15 +187,12 @@ TABLE = Table(
             "it repeats a draw until all numbers are inside the limits",
             when=decisions.tensors_have_shapes_only,
         ),
-        *(
-            Replacement(
-                "math",
-                name,
-                decisions.math_function,
-                "an unknown number is a float, as which it is NaN",
-                when=decisions.tensors_have_shapes_only,
-            )
-            for name in decisions.MATH
+        *rows(
+            ["math"],
+            decisions.MATH,
+            decisions.math_function,
+            "an unknown number is a float, as which it is NaN",
+            when=decisions.tensors_have_shapes_only,
         ),
         Replacement(
             "torch.fx.experimental.proxy_tensor",
@@ -250,14 +207,11 @@ TABLE = Table(
             autocast.clearing,
             "torch keeps 16-bit copies of the weights of its own devices only",
         ),
-        *(
-            Replacement(
-                owner,
-                "to_dlpack",
-                dlpack.refusing,
-                "it asks no class, and would hand out an address of nothing",
-            )
-            for owner in ("torch", "torch.utils.dlpack")
+        *rows(
+            ("torch", "torch.utils.dlpack"),
+            ["to_dlpack"],
+            dlpack.refusing,
+            "it asks no class, and would hand out an address of nothing",
         ),
         Replacement("torch", "compile", compiling.leave_out, _COMPILER),
         Replacement(
@@ -276,10 +230,10 @@ TABLE = Table(
                 ("save", scripting.write),
             )
         ),
-        Registration(
-            ("torch.serialization._package_registry",),
+        Setting(
+            "how torch.save and torch.load treat a storage's device",
             loading.register_location,
-            "torch.save and torch.load: a virtual GPU has no storages",
+            "a virtual GPU has no storages",
         ),
         Replacement(
             "torch._weights_only_unpickler",
@@ -288,13 +242,13 @@ TABLE = Table(
             "torch.load refuses functions that it does not know",
         ),
         # A tensor that outlives control.stop() does not need this: it cannot be pickled.
-        Registration(
-            ("multiprocessing.reduction.ForkingPickler._extra_reducers",),
+        Setting(
+            "how a tensor goes to another process",
             sharing.register_reduction,
             "another process would get a storage without its device",
         ),
-        Registration(
-            ("torch.optim.optimizer._foreach_supported_types",),
+        Setting(
+            "the classes of parameters with foreach kernels",
             updates.register_foreach,
             "optimizers use their foreach implementation for parameters on a GPU, if the "
             "parameters' class is in this list",
@@ -308,48 +262,35 @@ TABLE = Table(
         ),
         # A process group that outlives control.stop() can still be used and destroyed, because
         # torch looks up these entries only when it makes a group.
-        Registration(
-            (
-                "torch.distributed.Backend",
-                "torch.distributed.Backend.backend_list",
-                "torch.distributed.Backend.default_device_backend_map",
-                "torch.distributed.Backend.backend_type_map",
-                "torch.distributed.Backend.backend_capability",
-                "torch.distributed.Backend._plugins",
-            ),
-            _process_group_register,
-            'dist.init_process_group("vgpu") finds its backend in these registries',
-            when=torch.distributed.is_available,
+        Setting(
+            'the backend "vgpu"',
+            nccl_group.register,
+            "dist.init_process_group finds it in the registries of torch.distributed.Backend",
         ),
-        *(
-            Replacement(
-                owner,
-                "batch_isend_irecv",
-                _in_one_kernel,
-                "torch starts the messages of a batch one by one in a process group in Python",
-                when=torch.distributed.is_available,
-            )
-            for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
+        Setting(
+            'the backend "vgpu_world"',
+            world_group.register,
+            "dist.init_process_group finds it in the registries of torch.distributed.Backend",
         ),
-        *(
-            Replacement(
-                "torch.distributed.Reducer",
-                method,
-                _with_map_on_host,
-                "DDP counts unused parameters by way of pinned memory, for which a backend in "
-                "Python has no allocator",
-                when=torch.distributed.is_available,
-            )
-            for method in ("__init__", "_set_static_graph")
+        *rows(
+            ("torch.distributed", "torch.distributed.distributed_c10d"),
+            ["batch_isend_irecv"],
+            nccl_group.batch_in_one_kernel,
+            "torch starts the messages of a batch one by one in a process group in Python",
+        ),
+        *rows(
+            ["torch.distributed.Reducer"],
+            ("__init__", "_set_static_graph"),
+            used_parameters.with_map_on_host,
+            "DDP counts unused parameters by way of pinned memory, for which a backend in "
+            "Python has no allocator",
         ),
         # A DDP model that outlives control.stop() still has no timer: torch warns once.
-        Replacement(
-            "torch.distributed.Logger",
-            "set_runtime_stats_and_log",
-            _no_statistics,
+        *values(
+            ["torch.distributed.Logger"],
+            {"set_runtime_stats_and_log": lambda logger: None},
             "DDP times its steps for its own log; it has no timer for a virtual GPU, so it "
             "would warn on every rank",
-            when=torch.distributed.is_available,
         ),
     )
 )

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError
-from multigpu.virtual.ops import storage
 from multigpu.virtual.patches import device_module, engine
 
 MIN_TORCH = (2, 11)
@@ -31,7 +30,6 @@ FIRST_UNTESTED_TORCH = (2, 14)
 PERMANENT = {
     "torch.vgpu": "the device module (device_module.py)",
     "sys.modules['torch.vgpu']": "the device module, for `import torch.vgpu`",
-    "torch.UntypedStorage.vgpu": "as UntypedStorage.cuda (ops/storage.py)",
     "torch.Tensor.vgpu": "made by torch for the device type, like Tensor.cuda",
     "torch.Tensor.is_vgpu": "made by torch for the device type, like Tensor.is_cuda",
     "torch.nn.Module.vgpu": "made by torch for the device type, like Module.cuda",
@@ -77,7 +75,6 @@ def register() -> None:
         "vgpu", device_module, Hooks(), engine.Guard()
     )
     sys.modules["torch.vgpu"] = device_module
-    torch.UntypedStorage.vgpu = storage.copy_to_vgpu
     _libraries.extend(_kernels())
 
 

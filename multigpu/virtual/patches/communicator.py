@@ -95,8 +95,6 @@ class Kernel:
         # The Message of each call, in the same order; none for a collective.
         self.messages: Sequence[Message] = ()
         self.communicator = communicator
-        # Whether NCCL's watchdog has reported it, and lets it be.
-        self.reported = False
         self.launched = time.monotonic()
         self.started: int | None = None
         self.ended: int | None = None
@@ -113,8 +111,6 @@ class Kernel:
         on_a_gpu_too  whether a GPU's host would wait, too, and not only its stream
         give_up       called every PATIENCE seconds: if it returns True, the wait ends
         """
-        if self.communicator.group.is_blocking:
-            self.wait_at_most(self.communicator.group.timeout)
         if not self.done.wait(PATIENCE):
             with waiting.on_a_gpu_too if on_a_gpu_too else waiting.here_only:
                 while not self.done.wait(PATIENCE):
@@ -256,7 +252,7 @@ class Communicator:
         if self._is_aborted:
             raise self.group.aborted_error()
         self.connect(calls)
-        kernel = self._launch(run, calls, begin, messages)
+        kernel = self._queue_kernel(run, calls, begin, messages)
         if entry is not None:
             entry.kernel = kernel
         return kernel
@@ -272,7 +268,7 @@ class Communicator:
         self._devices.add(device)
         self.group.used_devices.add(device)
         # A rank that waits in a call which would let a GPU's host go on counts as here.
-        connection = self._launch(self._connect, calls)
+        connection = self._queue_kernel(self._connect, calls)
         others = [rank for rank in self.ranks if rank != self.group.rank()]
         try:
             connection.wait(True, give_up=lambda: self.group.board.any_waits(others))
@@ -280,7 +276,7 @@ class Communicator:
             self._devices.remove(device)
             raise
 
-    def _launch(
+    def _queue_kernel(
         self,
         run: Callable[[Kernel], None],
         calls: Sequence[Call],

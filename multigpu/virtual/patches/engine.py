@@ -19,13 +19,11 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from multigpu.virtual.sim import names
-from multigpu.virtual.sim.machine import running
 
 
 class _Caught(threading.local):
@@ -54,11 +52,6 @@ class Guard(torch._C._acc.DeviceGuard):
         except BaseException as error:
             _caught.errors.append(error)
         return _PRIVATE
-
-
-def _on_streams_of_forward() -> AbstractContextManager[None]:
-    machine = running()
-    return nullcontext() if machine is None else machine.clock.backward()
 
 
 def place_gradient(grad: Any, device: torch.device, index: int, prefix: str = "") -> Any:
@@ -121,7 +114,7 @@ class Engine:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Run backward as torch's engine does, on the streams of the forward operations.
+        """Run backward as torch's engine does.
 
         `tensors` are tensors or gradient edges, and `grads` are their gradients.
 
@@ -135,8 +128,8 @@ class Engine:
         errors = _caught.errors
         before = len(errors)
         try:
-            # Both settings affect the calling thread only.
-            with torch.autograd.set_multithreading_enabled(False), _on_streams_of_forward():
+            # This affects the calling thread only.
+            with torch.autograd.set_multithreading_enabled(False):
                 return self._engine.run_backward(tensors, grads, *args, **kwargs)
         except SystemError:
             if len(errors) == before:

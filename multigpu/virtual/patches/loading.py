@@ -12,15 +12,18 @@ import torch
 
 from multigpu.virtual.ops.storage import locate
 from multigpu.virtual.ops.unknown_tensor import unknown_tensor
+from multigpu.virtual.patches.replacing import remove
 from multigpu.virtual.sim import names
 
 # Lower numbers come first. torch's entry for the CPU has 10 and accepts every storage.
 PRIORITY = 9
 
 
-def register_location() -> None:
+def register_location() -> Callable[[], None]:
     """Register with torch.save and torch.load how a storage's device is written and read."""
-    torch.serialization.register_package(PRIORITY, _location, _restore)
+    entry = (PRIORITY, _location, _restore)
+    torch.serialization.register_package(*entry)
+    return lambda: remove(torch.serialization._package_registry, entry)
 
 
 def reading_shapes(original: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _ProcessGroupWrapper
 
 from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.patches import process_group
 from multigpu.virtual.patches.collectives import COLLECTIVES, Gloo, Pair
 from multigpu.virtual.patches.communicator import (
     Call,
@@ -30,12 +31,9 @@ from multigpu.virtual.patches.flight_recorder import (
     NOTHING,
     Entry,
     Side,
-    flag,
     recorder,
-    variable,
 )
 from multigpu.virtual.patches.process_group import (
-    DEVICES,
     NAME,
     VirtualGroup,
     open_gloo,
@@ -106,12 +104,6 @@ class NcclGroup(VirtualGroup):
         # The group's number in this process.
         self.number = next(_numbers)
         self.is_aborted = False
-        # As in torch the group's variables are those at its start. Works of a blocking one
-        # wait with the group's timeout, and it has no watchdog.
-        names = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"
-        self.is_blocking = any(flag(name, False) for name in names)
-        names = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
-        self.error_handling = variable("3", *names)
         self.board = Board(store, rank, size, watchdog.folder)
         # The numbers of the last collective and of the last message.
         self.sequence = 0
@@ -224,7 +216,7 @@ class NcclGroup(VirtualGroup):
         ranks = ", ".join(str(rank) for rank in sorted(world.pg_group_ranks[self]))
         return f"the group of ranks {ranks} (group {world.pg_names.get(self, '?')})"
 
-    def _launch(
+    def _start_collective(
         self, work: VirtualWork, method: str, args: tuple, row: Tensor
     ) -> Callable[[], Tensor]:
         name, move = COLLECTIVES[method]
@@ -310,7 +302,7 @@ class NcclGroup(VirtualGroup):
         kernel.wait(on_a_gpu_too=True)
         return kernel.rows[:, 0].max().item()
 
-    def _launch_message(
+    def _start_message(
         self,
         work: VirtualWork,
         name: str,
@@ -494,6 +486,6 @@ def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Nccl
     return group
 
 
-def register() -> None:
+def register() -> Callable[[], None]:
     """Make "vgpu" a name for dist.init_process_group."""
-    dist.Backend.register_backend(NAME, _create, devices=DEVICES)
+    return process_group.register(NAME, _create)

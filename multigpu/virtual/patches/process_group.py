@@ -24,11 +24,12 @@ from multigpu.virtual.ops.shapes import drop_numbers
 from multigpu.virtual.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.virtual.ops.unknown_tensor import COLLECTIVE, UnknownTensor
 from multigpu.virtual.patches.collectives import COLLECTIVES, NEW_NAMES, Gloo
+from multigpu.virtual.patches.replacing import remove
 from multigpu.virtual.patches.used_parameters import on_device
 from multigpu.virtual.patches.work import VirtualWork, Works, map_args
 from multigpu.virtual.sim import machine as _machine
 from multigpu.virtual.sim.memory import Meter
-from multigpu.virtual.sim.names import runtime
+from multigpu.virtual.sim.names import INNER, runtime
 from multigpu.virtual.sim.network import (
     Group,
     Network,
@@ -42,6 +43,24 @@ NAME = "vgpu"
 DEVICES = ["vgpu", "cpu"]
 # The orders of elements that NCCL takes.
 CONTIGUOUS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def register(name: str, create: Callable, extended_api: bool = False) -> Callable[[], None]:
+    """Make `name` a name for dist.init_process_group, and return a function that undoes it."""
+    backend = dist.Backend
+    backend.register_backend(name, create, extended_api, devices=DEVICES)
+
+    def undo() -> None:
+        remove(backend.backend_list, name)
+        backend.backend_type_map.pop(name, None)
+        backend.backend_capability.pop(name, None)
+        backend.default_device_backend_map.pop(INNER, None)
+        backend._plugins.pop(name.upper(), None)
+        if name.upper() in vars(backend):
+            delattr(backend, name.upper())
+
+    return undo
+
 
 # The groups that exist. A group can outlive stop(), so the set exists once per process.
 _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
@@ -155,7 +174,7 @@ class VirtualGroup(dist.ProcessGroup):
         network = work.meter.machine.network
         arrival, node = work.arrival.tolist()
         row = [arrival, _traffic(name, args, self.size()), node]
-        rows = self._launch(
+        rows = self._start_collective(
             work, method, args, torch.tensor(row, dtype=torch.float64, device="cpu")
         )
         root = getattr(args[-1], "rootRank", 0)
@@ -178,7 +197,7 @@ class VirtualGroup(dist.ProcessGroup):
         self._enqueue(work, ("collective", work.meter.index), span)
         return work
 
-    def _launch(
+    def _start_collective(
         self, work: VirtualWork, method: str, args: tuple, row: torch.Tensor
     ) -> Callable[[], torch.Tensor]:
         """Start to move a collective's numbers, and to exchange the ranks' rows.
@@ -232,7 +251,7 @@ class VirtualGroup(dist.ProcessGroup):
         payloads = [] if work.has_shapes else prepare(payloads_of(tensors))
         row = torch.tensor([nbytes, *work.arrival.tolist()], dtype=torch.float64, device="cpu")
         peer_row = torch.full_like(row, math.nan)
-        self._launch_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
+        self._start_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
 
         def span() -> tuple[float, float]:
             _, time, node = row.tolist()
@@ -245,7 +264,7 @@ class VirtualGroup(dist.ProcessGroup):
         self._enqueue(work, (name, rank), span)
         return work
 
-    def _launch_message(
+    def _start_message(
         self,
         work: VirtualWork,
         name: str,
@@ -291,8 +310,6 @@ class VirtualGroup(dist.ProcessGroup):
                 )
         clock = meter.machine.clock
         clock.wait_for_collectives(virtual)
-        if clock.num_backwards:
-            clock.wait_for_gradients(virtual)
         if not meter.machine.compute:
             for tensor in virtual:
                 refresh_payload(tensor)

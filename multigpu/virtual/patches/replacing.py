@@ -1,13 +1,13 @@
 """Changes torch temporarily, by the rows of a table, and then restores it.
 
-A row is a Replacement (another value for an attribute), a Registration (entries that a call
-adds to registries) or a Setting (a state of torch's C++ code). The rows are applied in their
-order and undone in the reverse order. If a row fails, the rows before it are undone before the
-error is raised: torch is never left half-changed.
+A row is a Replacement (another value for an attribute) or a Setting (another state: of torch's
+C++ code, or of a registry). The rows are applied in their order and undone in the reverse
+order. If a row fails, the rows before it are undone before the error is raised: torch is never
+left half-changed.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -60,39 +60,40 @@ class Replacement:
                 delattr(owner, self.name)
 
 
-@dataclass(frozen=True)
-class Registration:
-    """`register()` adds entries to `registries`; these entries are removed afterwards.
+def rows(
+    owners: Iterable[str],
+    names: Iterable[str],
+    make: Callable[[Any], Any],
+    why: str,
+    when: Callable[[], bool] = always,
+    optional: bool = False,
+) -> Iterator[Replacement]:
+    """A row for each name of each owner."""
+    for owner in owners:
+        for name in names:
+            yield Replacement(owner, name, make, why, when, optional)
 
-    `registries` are the dotted names of lists, dicts and classes. Entries that a program adds
-    in the meantime stay.
+
+def values(
+    owners: Iterable[str],
+    by_name: dict[str, Any],
+    why: str,
+    when: Callable[[], bool] = always,
+) -> Iterator[Replacement]:
+    """For each owner and each name a row that sets the name's value.
+
+    The rows are optional: not each version and build of torch has all names.
     """
-
-    registries: tuple[str, ...]
-    register: Callable[[], None]
-    why: str
-    when: Callable[[], bool] = always
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Within the context the entries are in place."""
-        registries = [resolve_name(name) for name in self.registries]
-        before = [_snapshot(registry) for registry in registries]
-        with ExitStack() as undo:
-            try:
-                self.register()
-            finally:
-                for registry, old in zip(registries, before, strict=True):
-                    new = [entry for entry in _entries(registry) if entry not in old]
-                    undo.callback(_remove, registry, new)
-            yield
+    for name, value in by_name.items():
+        yield from rows(owners, [name], lambda original, value=value: value, why, when, True)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`change()` changes a state of torch's C++ code, and returns a function that restores it.
+    """`change()` changes a state, and returns a function that restores it.
 
-    `name` says which state it is.
+    `name` says which state it is. In a registry, the entries that a program adds in the
+    meantime stay, and those that it removes stay away.
     """
 
     name: str
@@ -110,32 +111,13 @@ class Setting:
             restore()
 
 
-Row = Replacement | Registration | Setting
-Registry = MutableSequence | MutableMapping | type
+Row = Replacement | Setting
 
 
-def _entries(registry: Registry) -> list:
-    """The members of a list, the keys of a dict, the names of a class's attributes."""
-    return list(vars(registry) if isinstance(registry, type) else registry)
-
-
-def _snapshot(registry: Registry) -> list | set:
-    """The entries, to look others up: a list's members may have no hash."""
-    entries = _entries(registry)
-    return entries if isinstance(registry, MutableSequence) else set(entries)
-
-
-def _remove(registry: Registry, entries: list) -> None:
-    """Remove entries from a registry, where a program has not done so."""
-    for entry in entries:
-        if entry not in _entries(registry):
-            continue  # a program has removed it itself
-        if isinstance(registry, type):
-            delattr(registry, entry)
-        elif isinstance(registry, MutableMapping):
-            del registry[entry]
-        else:
-            registry.remove(entry)
+def remove(registry: list, entry: Any) -> None:
+    """Remove an entry from a list, unless a program has done so."""
+    if entry in registry:
+        registry.remove(entry)
 
 
 class Table:

@@ -6,6 +6,7 @@ and the other process makes a tensor of its own virtual GPU that uses it. As on 
 process that has made the memory counts it.
 """
 
+from collections.abc import Callable
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -21,9 +22,10 @@ from multigpu.virtual.ops.tensor import (
 from multigpu.virtual.sim.memory import Block
 
 
-def register_reduction() -> None:
+def register_reduction() -> Callable[[], None]:
     """Register how a tensor is sent to another process."""
     ForkingPickler.register(VirtualTensor, _reduce)
+    return lambda: ForkingPickler._extra_reducers.pop(VirtualTensor, None)
 
 
 class SharedStorage:

@@ -1,11 +1,13 @@
 """Optimizers on virtual GPUs: the clock marks their steps, and they use foreach kernels."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
 from multigpu.virtual.ops.tensor import VirtualTensor
+from multigpu.virtual.patches.replacing import remove
 from multigpu.virtual.sim.machine import current
 
 
@@ -34,6 +36,7 @@ def mark_optimizer_steps(
     return RecordFunction
 
 
-def register_foreach() -> None:
+def register_foreach() -> Callable[[], None]:
     """Let optimizers use their foreach implementation for virtual GPUs, as for real GPUs."""
     _foreach_supported_types.append(VirtualTensor)
+    return lambda: remove(_foreach_supported_types, VirtualTensor)

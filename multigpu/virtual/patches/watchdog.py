@@ -5,9 +5,6 @@ than its group's timeout, or if nothing has moved for `limit` seconds, the ranks
 other what they wait in. Each rank that waits prints it, with the
 line of its program, the ranks that have not come and the likely mistake, and ends by SIGABRT,
 as with NCCL.
-
-TORCH_NCCL_ASYNC_ERROR_HANDLING can ask for less when a group's own timeout is over: 0 for the
-report alone, 2 for the end of the group's kernels by an error.
 """
 
 import atexit
@@ -250,14 +247,10 @@ class Watchdog:
         age = now - min(kernel.launched for kernel, _ in waiting)
         # A program's own, shorter timeout counts as with NCCL. The default one does not while
         # a rank computes: a CPU needs minutes for what a GPU does in a second.
-        late = [
-            (kernel, group)
+        over = any(
+            DEFAULT_TIMEOUT > group.timeout.total_seconds() < now - kernel.launched
             for kernel, group in waiting
-            if DEFAULT_TIMEOUT > group.timeout.total_seconds() < now - kernel.launched
-            and not group.is_blocking
-            and not kernel.reported
-        ]
-        over = bool(late)
+        )
         if not over and age < max(self._patience, self.limit):
             return
         number = board.ask()
@@ -270,14 +263,6 @@ class Watchdog:
             self._patience = age + min(self.limit, 10.0)
             return
         waiting = [(kernel, group) for kernel, group in waiting if not kernel.is_completed()]
-        if over and age < self.limit and all(g.error_handling in ("0", "2") for _, g in late):
-            self._dump(answering)
-            self._report(late, states)
-            for kernel, group in late:
-                kernel.reported = True
-                if group.error_handling == "2":
-                    group.abort()
-            return
         if waiting:
             board.set("end", "1")
             self._dump(answering)
@@ -348,30 +333,23 @@ class Watchdog:
         waiting: list[tuple[communicator.Kernel, "NcclGroup"]],
         states: dict[int, dict],
     ) -> None:
-        """Print the report, and end the process, which waits in these kernels."""
-        ending = "To avoid data inconsistency, we are taking the entire process down."
-        report = self._report(waiting, states, ending)
-        for call in standstill.on_end:
-            call(report)
-        for group in list(self.groups):
-            group.board.leave()
-        os.kill(os.getpid(), signal.SIGABRT)
+        """Print what NCCL's watchdog prints, and the ranks' states, and end the process.
 
-    def _report(
-        self,
-        waiting: list[tuple[communicator.Kernel, "NcclGroup"]],
-        states: dict[int, dict],
-        ending: str = "",
-    ) -> dict:
-        """Print what NCCL's watchdog prints, and the ranks' states; return the numbers."""
+        It waits in these kernels.
+        """
         kernel, group = min(waiting, key=lambda pair: pair[0].launched)
         rank = group.global_rank(group.rank())
         text = kernel.timeout_text()
         members = [group.global_rank(number) for number in range(group.size())]
         report = standstill.Report(group.title(), members, states, rank)
-        last = f"{_prefix(rank)} {ending}\n" if ending else ""
-        _print(f"{_prefix(rank)} {text}\n{report.text()}\n{last}")
-        return report.as_json() | {"watchdog": text}
+        ending = "To avoid data inconsistency, we are taking the entire process down."
+        prefix = _prefix(rank)
+        _print(f"{prefix} {text}\n{report.text()}\n{prefix} {ending}\n")
+        for call in standstill.on_end:
+            call(report.as_json() | {"watchdog": text})
+        for group in list(self.groups):
+            group.board.leave()
+        os.kill(os.getpid(), signal.SIGABRT)
 
 
 def cpu_seconds() -> float:

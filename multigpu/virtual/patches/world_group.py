@@ -12,7 +12,7 @@ A message between two ranks needs the time of the other rank, so both must run: 
 process of its own, joined by a Messenger. Otherwise send and recv raise UserError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
+from multigpu.virtual.patches import process_group
 from multigpu.virtual.patches.collectives import Gloo
-from multigpu.virtual.patches.process_group import DEVICES, VirtualGroup
+from multigpu.virtual.patches.process_group import VirtualGroup
 from multigpu.virtual.patches.same_ranks import SameRanks
 from multigpu.virtual.sim.memory import Meter
 from multigpu.virtual.sim.network import Group, Network
@@ -127,7 +128,7 @@ def _create(options: Any, backend_options: Any) -> WorldGroup:
     return WorldGroup(options.group_rank, options.group_size, options.global_ranks_in_group)
 
 
-def register() -> None:
+def register() -> Callable[[], None]:
     """Make "vgpu_world" a name for dist.init_process_group."""
     # Only with its extended API does torch say which global ranks a group has.
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
+    return process_group.register(NAME, _create, extended_api=True)

@@ -24,7 +24,7 @@ from functools import partial
 from threading import RLock
 
 from multigpu.virtual.sim import expandable
-from multigpu.virtual.sim.alloc_conf import SMALL, Settings, settings_text
+from multigpu.virtual.sim.alloc_conf import SMALL, UNIT, Settings, settings_text
 from multigpu.virtual.sim.pools import FREE, UNMAPPED, USED, Chunk, Pool
 
 
@@ -71,11 +71,11 @@ class Allocator:
 
     # The hot path: each allocation runs malloc and free, so both have few calls.
     def malloc(self, size: int, stream: int) -> Chunk | None:
-        """A chunk of at least `size` bytes; None if it does not fit."""
+        """A chunk of at least `size` bytes, a multiple of UNIT; None if it does not fit."""
         with self.lock:
             pool = self.pools.get((stream, size <= SMALL))
-            if pool is None or self.settings.divisions:
-                pool, size = self._pool(size, stream)
+            if pool is None:
+                pool = self._pool(size, stream)
             free = pool.free
             place = bisect_left(free, (size,))
             if place < len(free) and (pool.fine or self._suits(free[place][0], size)):
@@ -126,13 +126,11 @@ class Allocator:
         chunk.state = FREE
         insort(free, (chunk.size, chunk.address, chunk))
 
-    def _pool(self, size: int, stream: int) -> tuple[Pool, int]:
-        """(the pool of a request, its rounded size), for what the hot path leaves out."""
-        size = self._read_settings().round(size)
+    def _pool(self, size: int, stream: int) -> Pool:
+        """A new pool, of the stream and for requests of this size."""
         key = (stream, size <= SMALL)
-        if key not in self.pools:
-            self.pools[key] = Pool(*key, self.settings)
-        return self.pools[key], size
+        self.pools[key] = Pool(*key, self._read_settings())
+        return self.pools[key]
 
     def _read_settings(self) -> Settings:
         if self.settings is None:
@@ -141,8 +139,7 @@ class Allocator:
 
     def segment(self, size: int) -> int:
         """The bytes that the driver is asked for if no free chunk has `size` bytes."""
-        settings = self._read_settings()
-        return settings.segment(settings.round(size))
+        return self._read_settings().segment(-(-size // UNIT) * UNIT)
 
     def _suits(self, free: int, size: int) -> bool:
         """Whether a request of `size` bytes may use a free chunk of `free` bytes.

@@ -8,8 +8,8 @@ The rules are CUDA's, simplified:
   launched and the previous operation of its stream has ended. Two streams of a device are
   independent, except for the hardware that they share (streams.py) and for the events that
   the program makes them wait for.
-- An operation goes to the current stream of its device, in backward to that of the forward
-  operation (host_thread.py).
+- An operation goes to the current stream of its device, also in backward. CUDA's backward goes
+  to the streams of forward.
 - A transfer goes to the current streams of both its devices, as in PyTorch, with or without
   non_blocking. It starts when all earlier work of both streams has ended, and later work of
   both streams waits for it.
@@ -25,8 +25,6 @@ The simulation reads no real clock, so two runs of a program give the same times
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -34,7 +32,7 @@ import torch
 
 from multigpu.virtual.sim import names
 from multigpu.virtual.sim.event import HOST, Event
-from multigpu.virtual.sim.host_thread import NO_BACKWARD, Backward, HostThread
+from multigpu.virtual.sim.host_thread import NO_BACKWARD, HostThread
 from multigpu.virtual.sim.network import Network, host_copy_seconds, transfer_seconds
 from multigpu.virtual.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS, Gpu
 from multigpu.virtual.sim.streams import DEFAULT, INTERRUPTED, Engine, Sms, StreamClock
@@ -62,12 +60,9 @@ class Clock:
         # The fields of all events, one after the other. A million Event objects would slow the
         # garbage collector down, and so every operation.
         self.log: list[Any] = []
-        # What `take_events` (notes.py) has removed from the log: the number of events, and the
-        # seconds in which each device computed. The lock is held while they change.
+        # The number of events that `take_events` (notes.py) has removed from the log. The lock
+        # is held while it changes.
         self.num_taken = 0
-        self.taken_compute: Counter[int] = Counter()
-        # (device, start, end) of the removed computations that had not ended for the host.
-        self.taken_running: list[tuple[int, float, float]] = []
         self.taking = threading.Lock()
         # The bytes that were copied, by (source, destination), and those that this process
         # sent in collectives and messages, by (other rank, own node, the other's node).
@@ -83,8 +78,6 @@ class Clock:
         self.updating = False
         # The number of replica threads that share the GIL.
         self.num_replica_threads = 1
-        # The number of backward passes that run on several streams now.
-        self.num_backwards = 0
         self.local = threading.local()
         self.main_thread = self.local.host_thread = HostThread(0.0, 1, self._default_streams())
         self.other_threads: list[HostThread] = []
@@ -129,14 +122,14 @@ class Clock:
         if graph_task == host.graph_task == NO_BACKWARD:
             host.time += host_seconds * host.lock_sharers
             start = host.time
-            stream = host.streams[device]
         else:
             start = host.launch(device, graph_task, host_seconds)
-            stream = host.stream(device)
+        stream = host.streams[device]
         if start < stream.free_at:
             start = stream.free_at
         if stream.sms is None:
             end = start + KERNEL_OVERHEAD + seconds
+            stream.computes_until = end
         else:
             start, end = self._run_beside(stream, start, KERNEL_OVERHEAD + seconds)
         stream.free_at = end
@@ -182,14 +175,6 @@ class Clock:
             times += [stream.free_at for stream in tuple(streams.values())]
         return max(times)
 
-    def computed(self, device: int) -> float:
-        """The seconds in which the device computed so far, with the events that were taken."""
-        return self.taken_compute[device] + sum(
-            event.end - event.start
-            for event in self.events()
-            if event.device == device and event.kind == "compute"
-        )
-
     def phase(self) -> str:
         """The current phase: "update", "forward" or "backward"."""
         if self.updating:
@@ -214,7 +199,7 @@ class Clock:
             seconds = transfer_seconds(nbytes, link)
         self.copied[pair] += nbytes
         launched = host.launch(device, _graph_task())
-        streams = [host.stream(place) for place in pair if place != HOST]
+        streams = [host.streams[place] for place in pair if place != HOST]
         ready = max(launched, *(stream.free_at for stream in streams))
         start, end = self.copy_engines[pair].run(ready, seconds)
         for stream in streams:
@@ -237,17 +222,10 @@ class Clock:
         default = self.streams[device][DEFAULT]
         if default.sms is None:
             default.sms = Sms()
-            with self.taking:
-                running = self.taken_running + [
-                    (event.device, event.start, event.end)
-                    for event in self.events()
-                    if event.kind == "compute"
-                ]
+            # Nothing more is launched before `now`.
             now = self.main_thread.time
-            for place, start, end in running:
-                # Nothing more is launched before `now`.
-                if place == device and end > now:
-                    default.sms.run(start, end - start)
+            if default.computes_until > now:
+                default.sms.run(now, default.computes_until - now)
         return default.sms
 
     def _default_streams(self) -> list[StreamClock]:
@@ -255,14 +233,11 @@ class Clock:
 
     def current_streams(self) -> list[StreamClock]:
         """The calling thread's current streams, one for each device."""
-        host = self.host_thread()
-        if host.backward is not None:
-            host.backward.follow(host)
-        return host.streams
+        return self.host_thread().streams
 
     def set_streams(self, streams: list[StreamClock]) -> None:
         """Set the calling thread's current streams, one for each device."""
-        self.host_thread().set_streams(streams)
+        self.host_thread().streams = streams
 
     def now(self, device: int) -> float:
         """The host's time, in backward that of the device's branch."""
@@ -276,50 +251,6 @@ class Clock:
         host = self.host_thread()
         host.time = host.join() + LAUNCH_OVERHEAD
         return host.time >= time
-
-    @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Within the block, the calling thread's backward runs on the streams of forward."""
-        host = self.host_thread()
-        streams = self.current_streams()
-        if host.backward is None and not host.changes.has_several():
-            yield
-            return
-        before = host.backward
-        host.backward = Backward(streams)
-        self.num_backwards += 1
-        try:
-            yield
-        finally:
-            host.backward.join()
-            host.backward = before
-            host.set_streams(streams)
-            self.num_backwards -= 1
-
-    def wait_for_gradients(self, tensors: list) -> None:
-        """In backward, let the current streams wait until the virtual tensors are made.
-
-        Call this before an operation uses the tensors, if num_backwards is not 0.
-        """
-        host = self.host_thread()
-        for tensor in tensors:
-            made = tensor._block.made
-            if made is not None and host.backward is not None:
-                stream = host.stream(tensor._block.meter.index)
-                if host.backward.uses_streams_of_node(host):
-                    stream.delay(made)
-
-    def note_gradients(self, results: Iterable) -> None:
-        """In backward, note when the current streams have made the virtual tensors.
-
-        Call this after an operation has made the tensors, if num_backwards is not 0.
-        """
-        host = self.host_thread()
-        if host.backward is None:
-            return
-        for tensor in results:
-            block = tensor._block
-            block.made = host.stream(block.meter.index).free_at
 
     def synchronize(self, *devices: int) -> float:
         """Let the host wait for the devices' work (default: all devices); return its time."""
@@ -337,7 +268,7 @@ class Clock:
     def synchronize_stream(self, device: int) -> None:
         """Let the host wait for the work of the device's current stream."""
         host = self.host_thread()
-        host.time = max(host.join(), host.stream(device).free_at)
+        host.time = max(host.join(), host.streams[device].free_at)
 
     def busy_until(self, device: int) -> float:
         """The time at which the device ends the work of all its streams."""
@@ -350,7 +281,7 @@ class Clock:
         """
         host = self.host_thread()
         launched = host.launch(device, _graph_task())
-        return max(launched, host.stream(device).free_at)
+        return max(launched, host.streams[device].free_at)
 
     def wait_for_collectives(self, tensors: list) -> None:
         """Wait for the unfinished collectives that use bytes of the virtual tensors.
@@ -372,7 +303,7 @@ class Clock:
 
         The host does not wait.
         """
-        self.host_thread().stream(device).delay(until)
+        self.host_thread().streams[device].delay(until)
 
 
 def device_name(device: int) -> str:

@@ -142,9 +142,10 @@ class Meter:
 
     def processes(self) -> list[tuple[int, int]]:
         """The number of each process that has memory of the device, and its bytes."""
-        if self.shared is None:
-            return [(self.machine.process, self.reserved)]
-        return self.shared.processes()
+        processes = [(self.machine.process, self.reserved)]
+        if self.shared is not None:
+            processes += self.shared.others()
+        return sorted(processes)
 
     @property
     def free(self) -> int:
@@ -428,18 +429,13 @@ class Allocation(weakref.ref):
 
 
 class Block:
-    """One storage on a device. `key` is the storage's id, unique while the block exists.
+    """One storage on a device. `key` is the storage's id, unique while the block exists."""
 
-    `made` is the simulated time at which a backward pass on several streams has made it, or
-    None.
-    """
-
-    __slots__ = ("__weakref__", "_address", "allocation", "key", "made", "meter")
+    __slots__ = ("__weakref__", "_address", "allocation", "key", "meter")
 
     def __init__(self, meter: Meter, key: int, nbytes: int):
         self.meter = meter
         self.key = key
-        self.made: float | None = None
         self.allocation = meter.allocate(self, -(-nbytes // UNIT) * UNIT)
 
     def resize(self, nbytes: int) -> None:

@@ -75,12 +75,6 @@ def take_events(clock: Clock) -> tuple[list[Any], dict[int, str]]:
         notes = _notes_by_number(clock, first, first + count)
         del clock.log[: len(taken)]
         clock.num_taken += count
-        computed = _computed(taken)
-        for device, start, end in computed:
-            clock.taken_compute[device] += end - start
-        now = clock.main_thread.time
-        running = clock.taken_running + computed
-        clock.taken_running = [event for event in running if event[2] > now]
         clock.marks[:-1] = []
         for number in [number for number in tuple(clock.contents) if number < first + count]:
             del clock.contents[number]
@@ -101,19 +95,6 @@ def _notes_by_number(clock: Clock, first: int, end: int) -> dict[int, str]:
                     notes[number] = text
     contents = tuple(clock.contents.items())
     return notes | {number: text for number, text in contents if first <= number < end}
-
-
-def _computed(taken: list[Any]) -> list[tuple[int, float, float]]:
-    """(device, start, end) of the computations among events given as one list of fields."""
-    columns = [
-        taken[Event._fields.index(name) :: len(Event._fields)]
-        for name in ("kind", "device", "start", "end")
-    ]
-    return [
-        (device, start, end)
-        for kind, device, start, end in zip(*columns, strict=True)
-        if kind == "compute"
-    ]
 
 
 def _num_events(clock: Clock) -> int:

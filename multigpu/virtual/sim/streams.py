@@ -46,19 +46,21 @@ def priority_of(number: int) -> int:
 class StreamClock:
     """The time of stream `number` of a device.
 
-    free_at  when the work launched so far ends, in simulated seconds
-    sms      the device's SMs; None while the device has its default stream only, whose kernels
-             run one after the other
-    urgent   whether its priority is above the default
+    free_at         when the work launched so far ends, in simulated seconds
+    computes_until  when the last kernel ends that was launched while `sms` was None
+    sms             the device's SMs; None while the device has its default stream only, whose
+                    kernels run one after the other
+    urgent          whether its priority is above the default
     """
 
-    __slots__ = ("device", "free_at", "number", "sms", "urgent")
+    __slots__ = ("computes_until", "device", "free_at", "number", "sms", "urgent")
 
     def __init__(self, device: int, number: int = DEFAULT, sms: "Sms | None" = None):
         self.device = device
         self.number = number
         self.urgent = priority_of(number) < LOWEST_PRIORITY
         self.free_at = 0.0
+        self.computes_until = 0.0
         self.sms = sms
 
     def delay(self, until: float) -> None:
