@@ -20,7 +20,9 @@ TOGETHER = "activations"  # a look without a hatch, which would make the text ha
 YOUR_METHODS = (
     "setup",
     "configure_optimizers",
+    "train_dataloader",
     "training_step",
+    "val_dataloader",
     "validation_step",
 )
 # The recorded hook's name → the text and the look of its box.

@@ -59,6 +59,10 @@ def main():
     parser.add_argument("--checkpointing", choices=ways, default="none")
     parser.add_argument("--attention", choices=("flash", "math"), default="flash")
     args = parser.parse_args()
+    if min(args.layers, args.hidden, args.heads, args.tokens, args.vocabulary, args.batch) < 1:
+        parser.error("all sizes are from 1 up")
+    if args.hidden % args.heads:
+        parser.error(f"--hidden {args.hidden} is not a multiple of --heads {args.heads}")
     if not torch.cuda.is_available():
         raise SystemExit("no GPU: start it by `multigpu virtual --gpus 1 --shapes-only`.")
     print(f"peak: {peak_bytes(**vars(args)):,} bytes")

@@ -134,7 +134,8 @@ with exercise.check("guess_graphs", "detached", points=1) as student:
 # has `4 × hidden` outputs. It trains with AdamW in 32 bit on batches of `rows` rows, and its
 # loss is `y.square().mean()`. Write `peak_bytes(layers, hidden, rows)`: the highest memory in
 # the second step, in bytes. The checks ask a virtual A100, whose cuBLAS has 2 workspaces of
-# 8.125 MiB. You need not count biases, and what one operation needs for itself.
+# 8.125 MiB. You need not count biases. Of what one operation needs for itself, count only the
+# roots of AdamW's step.
 
 # %%
 # given
