@@ -25,11 +25,6 @@ class Process:
             raise UserError("Horovod has not been started: call init() first.")
         return self._world
 
-    @property
-    def started(self) -> bool:
-        """True between `init` and `shutdown`."""
-        return self._world is not None
-
     def start(self) -> None:
         """Start torch.distributed, unless it runs already."""
         world = find_world()
@@ -69,11 +64,6 @@ def shutdown() -> None:
     PROCESS.end()
 
 
-def is_initialized() -> bool:
-    """True between `init` and `shutdown`."""
-    return PROCESS.started
-
-
 def size() -> int:
     """The number of ranks. Raises UserError before `init`."""
     _ = PROCESS.world
@@ -89,13 +79,3 @@ def rank() -> int:
 def local_rank() -> int:
     """The rank within this node, which is also the index of the GPU."""
     return PROCESS.world.local_rank
-
-
-def local_size() -> int:
-    """The number of ranks on this node."""
-    return PROCESS.world.local_size
-
-
-def nccl_built() -> bool:
-    """True if torch has NCCL."""
-    return dist.is_nccl_available()
