@@ -77,7 +77,7 @@ class FitLoop:
 
     @property
     def together(self) -> bool:
-        """Whether no rank goes on alone; async's ranks do after its warm-up."""
+        """Whether no rank goes on alone, as async's ranks do."""
         strategy = self.run.strategy
         return strategy.ranks_step_together or strategy.control is None
 

@@ -196,7 +196,7 @@ def test_arguments_have_baguas_names_and_order():
         "qadam": {"q_adam_optimizer": optimizer},
         "decentralized": {"peer_selection_mode": "shift_one", **interval},
         "low_precision_decentralized": interval,
-        "async": {"peer_selection_mode": "all", "sync_interval_ms": 20, "warmup_steps": 1},
+        "async": {"peer_selection_mode": "all", "sync_interval_ms": 20},
     }.items():
         BaguaStrategy(name, **keywords)
 

@@ -67,7 +67,7 @@ class BaguaStrategy(DDPStrategy):
 
     @property
     def ranks_step_together(self) -> bool:
-        """False for async after its warm-up."""
+        """False for async."""
         return self.algorithm.ranks_step_together
 
     def close(self) -> None:
