@@ -191,11 +191,9 @@ def test_arguments_have_baguas_names_and_order():
     (group,) = optimizer.param_groups
     names = ("lr", "warmup_steps", "betas", "eps", "weight_decay")
     assert [group[name] for name in names] == [1e-3, 7, (0.8, 0.9), 1e-6, 0.1]
-    interval = {"communication_interval": 2}
     for name, keywords in {
         "qadam": {"q_adam_optimizer": optimizer},
-        "decentralized": {"peer_selection_mode": "shift_one", **interval},
-        "low_precision_decentralized": interval,
+        "decentralized": {"peer_selection_mode": "shift_one"},
         "async": {"peer_selection_mode": "all", "sync_interval_ms": 20},
     }.items():
         BaguaStrategy(name, **keywords)

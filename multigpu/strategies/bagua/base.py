@@ -9,8 +9,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from multigpu.errors import UserError
-
 
 @dataclass(frozen=True)
 class Target:
@@ -59,13 +57,3 @@ class Algorithm(ABC):
 
     def detach(self) -> None:  # noqa: B027
         """Remove the hooks, without waiting for other ranks. By default there are no hooks."""
-
-
-def check_interval(communication_interval: int) -> int:
-    """Return the number of steps between exchanges. Raises UserError if it is below 1."""
-    if communication_interval < 1:
-        raise UserError(
-            f"communication_interval is {communication_interval}: "
-            f"expected a number of steps, 1 or more."
-        )
-    return communication_interval

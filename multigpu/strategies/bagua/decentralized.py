@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target, check_interval
+from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
@@ -36,29 +36,22 @@ def peer(rank: int, exchange: int, size: int) -> int:
 class Decentralized(Algorithm):
     """Averages all floating-point weights over all ranks ("all") or with a peer ("shift_one").
 
-    A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per exchange of N float32
-    weights. There is one exchange every `communication_interval` steps. Buffers, such
-    as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
+    A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per step for N float32
+    weights. Buffers, such as a batch norm's running means, are not averaged; all ranks start
+    from rank 0's buffers.
     If there are several optimizers, each call of an optimizer's `step` is a step with its own
     exchange. All ranks must make the same number of steps. A rank that skips a step still
     makes the exchange of that step (see StepHooks).
     """
 
-    def __init__(
-        self,
-        *,
-        peer_selection_mode: str = "all",
-        communication_interval: int = 1,
-    ):
+    def __init__(self, *, peer_selection_mode: str = "all"):
         if peer_selection_mode not in MODES:
             raise UserError(
                 f"peer_selection_mode {peer_selection_mode!r}: "
                 f"expected {' or '.join(map(repr, MODES))}."
             )
         self.mode = peer_selection_mode
-        self.interval = check_interval(communication_interval)
         self.step_hooks: StepHooks | None = None
-        self.steps_begun = 0
         self.exchanges = 0
         # The works, the vector, and the peer's vector, which is None in mode "all".
         self.running: list[tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = []
@@ -66,8 +59,6 @@ class Decentralized(Algorithm):
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError for "shift_one" with an odd number of ranks."""
         model = target.model
-        # As in a new object: the first step after an earlier run exchanges.
-        self.steps_begun = 0
         self.exchanges = 0
         size = num_ranks(target.group)
         if size == 1:
@@ -101,10 +92,8 @@ class Decentralized(Algorithm):
             self.step_hooks.close()
 
     def _begin(self) -> None:
-        if self.steps_begun % self.interval == 0:
-            self.running = [self._start(vector) for vector in self.weights.copy()]
-            self.exchanges += 1
-        self.steps_begun += 1
+        self.running = [self._start(vector) for vector in self.weights.copy()]
+        self.exchanges += 1
 
     def _start(
         self, vector: torch.Tensor

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from multigpu.strategies.bagua.base import Algorithm, Target, check_interval
+from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.quantise import compress, decompress
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
@@ -32,13 +32,9 @@ class LowPrecisionDecentralized(Algorithm):
     d, divided by 510. If there are two ranks, each is the left and the right neighbour of the
     other, so each message is sent twice. If there are several optimizers, an exchange follows
     the step of each optimizer. Buffers are not averaged; all ranks start from rank 0's.
-
-    communication_interval   steps between two exchanges; the first step has one
     """
 
-    def __init__(self, *, communication_interval: int = 1) -> None:
-        self.interval = check_interval(communication_interval)
-        self.steps_made = 0
+    def __init__(self) -> None:
         self.step_hooks: StepHooks | None = None
 
     def _attach(self, target: Target) -> nn.Module:
@@ -46,7 +42,6 @@ class LowPrecisionDecentralized(Algorithm):
         if num_ranks(target.group) == 1:
             return model
         broadcast_model(model, target.group)
-        self.steps_made = 0
         self.group = target.group
         self.weights = Weights(model)
         # All ranks start from the same weights, so each knows its neighbours' weights exactly.
@@ -64,10 +59,8 @@ class LowPrecisionDecentralized(Algorithm):
             self.step_hooks.close()
 
     def _after_step(self) -> None:
-        if self.steps_made % self.interval == 0:
-            self._exchange(self.weights.copy())
-            self.weights.write(self.own)
-        self.steps_made += 1
+        self._exchange(self.weights.copy())
+        self.weights.write(self.own)
 
     def _exchange(self, vectors: list[torch.Tensor]) -> None:
         """Send the changes to the neighbours, and update the three copies."""
