@@ -33,9 +33,8 @@ from multigpu.strategies.ranks import num_ranks
 class AsyncModelAverage(Algorithm):
     """Ranks train at their own speed, and a thread per rank averages the weights.
 
-    peer_selection_mode   "all": every round averages all ranks. Bagua has no other mode
-    sync_interval_ms      milliseconds between two rounds, above 0. (In Bagua, 0 means that the
-                          weights are never averaged.)
+    sync_interval_ms   milliseconds between two rounds, above 0. (In Bagua, 0 means that the
+                       weights are never averaged.)
 
     A rank sends 8N(n−1)/n bytes per round for N float32 weights. As in Bagua, a lock is held
     from before each forward to after its backward, so the weights do not change in between. It
@@ -50,16 +49,7 @@ class AsyncModelAverage(Algorithm):
 
     ranks_step_together = False
 
-    def __init__(
-        self,
-        peer_selection_mode: str = "all",
-        sync_interval_ms: float = 500,
-    ):
-        if peer_selection_mode != "all":
-            raise UserError(
-                f"async has no peer_selection_mode {peer_selection_mode!r}: give 'all', the "
-                f"only mode of Bagua's asynchronous average."
-            )
+    def __init__(self, sync_interval_ms: float = 500):
         if sync_interval_ms <= 0:
             raise UserError(
                 f"sync_interval_ms is {sync_interval_ms}: expected an interval above 0."

@@ -145,13 +145,7 @@ class QAdamOptimizer(Optimizer):
 
 
 class QAdam(Algorithm):
-    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes.
-
-    q_adam_optimizer   the optimizer, as in Bagua, or None; it must be the attached optimizer
-    """
-
-    def __init__(self, q_adam_optimizer: QAdamOptimizer | None = None):
-        self.q_adam_optimizer = q_adam_optimizer
+    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes."""
 
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError unless the only optimizer is a QAdamOptimizer."""
@@ -160,11 +154,6 @@ class QAdam(Algorithm):
             names = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
             raise UserError(
                 f"qadam needs exactly one optimizer, a QAdamOptimizer, but was given: {names}."
-            )
-        if self.q_adam_optimizer not in (None, optimizers[0]):
-            raise UserError(
-                "q_adam_optimizer is not the optimizer that is attached: give the same one, "
-                "or leave the argument out."
             )
         self.optimizer = optimizers[0]
         wrapped = target.wrap(target.model)

@@ -36,8 +36,9 @@ class BaguaStrategy(DDPStrategy):
 
     algorithm    a name in ALGORITHMS
     **keywords   the algorithm's own arguments, with Bagua's names and meaning:
-                 peer_selection_mode and sync_interval_ms. Bagua's others are not here: as with
-                 hierarchical=False, average=True and communication_interval=1.
+                 peer_selection_mode of decentralized, sync_interval_ms of async. Bagua's
+                 others are not here: as with hierarchical=False, average=True and
+                 communication_interval=1.
     """
 
     name = "bagua"
