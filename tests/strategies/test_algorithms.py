@@ -81,7 +81,7 @@ def gradients(report: dict, algorithm: Algorithm, ranks: int) -> None:
 
 
 def byte_mean(values: torch.Tensor) -> torch.Tensor:
-    exchange = Exchange(values, None)
+    exchange = Exchange(values)
     exchange.gather()
     return exchange.finish()
 

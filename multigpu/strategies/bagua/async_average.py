@@ -20,11 +20,12 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
 from multigpu.network import wire
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
 from multigpu.strategies.bagua.weights_lock import FairLock, TrainingLock
 from multigpu.strategies.ranks import num_ranks
@@ -62,42 +63,33 @@ class AsyncModelAverage(Algorithm):
         self.training_lock: TrainingLock | None = None
         self.handles: list[RemovableHandle] = []
 
-    def _attach(self, target: Target) -> nn.Module:
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
         """The model itself, with hooks."""
         if self.thread is not None:
             # An earlier run has failed, and its thread ends soon.
             self.thread.join()
-        self.size = num_ranks(target.group)
-        self.outer_group = target.group
+        self.size = num_ranks()
         # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
         # pickled object.
         self.weights_lock = FairLock()
         self.round_lock = threading.Lock()
         self.stop = threading.Event()
         if self.size == 1:
-            return target.model
-        broadcast_model(target.model, target.group)
-        self.weights = Weights(target.model)
-        self._make_groups()
-        for optimizer in target.optimizers:
-            self.handles.append(optimizer.register_step_pre_hook(self._before_step))
-        self.training_lock = TrainingLock(self.weights_lock, target.model, target.optimizers)
-        self.thread = threading.Thread(target=self._run, name="model average", daemon=True)
-        self.thread.start()
-        return target.model
-
-    def _make_groups(self) -> None:
+            return model
+        broadcast_model(model)
+        self.weights = Weights(model)
         # The thread has its own groups, because its collectives and those of the training have
         # no common order.
-        members = dist.get_process_group_ranks(self.outer_group or dist.group.WORLD)
-        local = self.outer_group is not None
-        self.group = dist.new_group(members, use_local_synchronization=local)
-        self.vote_group = self.group
+        self.group = self.vote_group = dist.new_group()
         if dist.get_backend(self.group) == "nccl":
             # A vote with NCCL would wait for the training's kernels. gloo runs on the CPU.
-            self.vote_group = dist.new_group(
-                members, backend="gloo", use_local_synchronization=local
-            )
+            self.vote_group = dist.new_group(backend="gloo")
+        for optimizer in optimizers:
+            self.handles.append(optimizer.register_step_pre_hook(self._before_step))
+        self.training_lock = TrainingLock(self.weights_lock, model, optimizers)
+        self.thread = threading.Thread(target=self._run, name="model average", daemon=True)
+        self.thread.start()
+        return model
 
     def bytes_per_round(self) -> float:
         """Bytes that this rank sends per round, vote included: the mean of three rounds.
@@ -121,13 +113,12 @@ class AsyncModelAverage(Algorithm):
         self.thread.join()
         self._raise_failure()
         # Wait for all ranks. A rank that left the group earlier would break the last vote.
-        dist.barrier(self.outer_group)
+        dist.barrier()
         # torch cannot destroy a single group if its backend is written in Python.
         if dist.get_backend(self.group) != "vgpu":
             for group in {self.group, self.vote_group}:
                 dist.destroy_process_group(group)
-        self.group = None
-        self.vote_group = None
+        self.group = self.vote_group = None
         # A second call of `close` then has nothing to do.
         self.size = 1
 

@@ -11,9 +11,10 @@ Algorithms?", 2017.)
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
@@ -56,11 +57,10 @@ class Decentralized(Algorithm):
         # The works, the vector, and the peer's vector, which is None in mode "all".
         self.running: list[tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = []
 
-    def _attach(self, target: Target) -> nn.Module:
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
         """Raises UserError for "shift_one" with an odd number of ranks."""
-        model = target.model
         self.exchanges = 0
-        size = num_ranks(target.group)
+        size = num_ranks()
         if size == 1:
             return model
         if self.mode == "shift_one" and size % 2:
@@ -68,12 +68,11 @@ class Decentralized(Algorithm):
                 f"'shift_one' pairs the ranks, and {size} is odd: "
                 f"start {size - 1} or {size + 1} ranks, or use 'all'."
             )
-        broadcast_model(model, target.group)
-        self.group = target.group
+        broadcast_model(model)
         self.weights = Weights(model)
         self.step_hooks = StepHooks(
             model,
-            target.optimizers,
+            optimizers,
             begin=self._begin,
             before=self._finish,
             skipped=self._finish,
@@ -98,14 +97,12 @@ class Decentralized(Algorithm):
     def _start(
         self, vector: torch.Tensor
     ) -> tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]:
-        group = self.group
         if self.mode == "all":
-            work = dist.all_reduce(vector, dist.ReduceOp.AVG, group, async_op=True)
+            work = dist.all_reduce(vector, dist.ReduceOp.AVG, async_op=True)
             return [work], vector, None
         received = torch.empty_like(vector)
-        rank = dist.get_rank(group)
-        other = peer(rank, self.exchanges, dist.get_world_size(group))
-        return swap([(vector, received, other)], group), vector, received
+        other = peer(dist.get_rank(), self.exchanges, num_ranks())
+        return swap([(vector, received, other)]), vector, received
 
     def _finish(self) -> None:
         """Wait for the running exchange, if there is one, and write the average."""
