@@ -37,7 +37,6 @@ def run_stage(run: Run, task: Task) -> Any:
         for logger in run.loggers:
             logger.finalize("failed")
         run.log.outside()
-        run.strategy.on_exception(error)
         run.strategy.detach()
         run.move_to_cpu()
         raise

@@ -59,7 +59,7 @@ class Predicting(small_net.Net):
 
 class Collective(small_net.Net):
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["ranks"] = float(self.trainer.strategy.reduce(torch.ones(1), "sum"))
+        checkpoint["ranks"] = float(self.trainer.strategy.all_gather(torch.ones(1)).sum())
 
 
 def stopped_alone(folder: str, rank: int, hook: str) -> tuple[int, list[int]]:
