@@ -13,6 +13,7 @@ from multigpu.trainer.evaluate import EvaluationLoop
 from multigpu.trainer.fit import FitLoop
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
+from multigpu.trainer.loggers import Logger
 from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run, StepModule, Task
@@ -70,7 +71,7 @@ def _set_up(run: Run, stage: str) -> None:
         check_model.check_hooks(part)
     for logger in run.loggers:
         logger.is_global_zero = strategy.is_global_zero
-        if strategy.world.size > 1:
+        if strategy.world.size > 1 and isinstance(logger, Logger):
             logger.set_version(strategy.broadcast(logger.version))
     world = strategy.world
     for part in parts:
