@@ -22,9 +22,9 @@ from ranked import (
     start_gloo,
     train,
     train_in_micro_batches,
-    user_error,
     vector,
 )
+from refusals import user_error
 from torch import nn
 
 from multigpu import launch

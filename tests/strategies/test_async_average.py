@@ -19,10 +19,10 @@ from ranked import (
     mlp,
     rank_difference,
     start_gloo,
-    user_error,
     vector,
     wrap,
 )
+from refusals import user_error
 from torch import nn
 
 from multigpu import launch

@@ -23,9 +23,9 @@ from ranked import (
     mlp,
     rank_difference,
     train,
-    user_error,
     vector,
 )
+from refusals import user_error
 from torch import nn
 
 from multigpu import launch
