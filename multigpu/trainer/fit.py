@@ -65,13 +65,13 @@ class FitLoop:
         if not reason:
             if self.data.validates and run.settings.validates_in(self.state.current_epoch):
                 self.data.load_validation()
-            run.hooks.call("on_train_start")
+            run.call("on_train_start")
             self._prepare()
             self._agree()
             while not (reason := reason_to_stop(run.settings, run.state)):
                 self.train_epoch()
                 self._agree()
-            run.hooks.call("on_train_end")
+            run.call("on_train_end")
         if reason:
             run.report(f"`Trainer.fit` stopped: {reason}.")
 
@@ -87,7 +87,7 @@ class FitLoop:
         epoch = self.state.current_epoch
         dataloaders.start_epoch(self.data.loader, epoch)
         self.epoch_done = False
-        run.hooks.call("on_train_epoch_start")
+        run.call("on_train_epoch_start")
         run.strategy.start_epoch(run.model)
         for batch, index, last in self.batches():
             self.index, self.last = index, last
@@ -148,11 +148,11 @@ class FitLoop:
         metrics.update(self.results.epoch_metrics())
         if self.epoch_outputs is not None:
             self.epoch_outputs.call(run)
-        run.hooks.call("on_train_epoch_end")
+        run.call("on_train_epoch_end")
         # Over all ranks, because the decisions of those that monitor must be the same on each.
         reported = self.results.epoch_metrics()
         metrics.update(reported)
-        run.hooks.call_monitors("on_train_epoch_end")
+        run.call_monitors("on_train_epoch_end")
         if self.last:
             self.step_schedulers("epoch", plateau=True)
         run.log.send(reported, offset=-1)  # an epoch's values are those of its last step
@@ -163,7 +163,7 @@ class FitLoop:
     def _prepare(self) -> None:
         """Look up what every batch needs, after on_train_start, which can add callbacks."""
         run = self.run
-        run.hooks.refresh()
+        run.refresh_hooks()
         self.step = Step(run)
         self.epoch_outputs = epoch_outputs.collect(run.module, "training_epoch_end")
 
@@ -177,7 +177,7 @@ class FitLoop:
         steps = last or (index + 1) % run.settings.accumulate_grad_batches == 0
         batch = run.transfer(batch)
         self.results.start_batch(batch)
-        if run.hooks.call("on_train_batch_start", batch, index) == -1:
+        if run.call("on_train_batch_start", batch, index) == -1:
             refuse("on_train_batch_start that returns -1")
         with run.log.within("training_step"):
             if not self.automatic:
@@ -205,8 +205,8 @@ class FitLoop:
         every = run.settings.log_every_n_steps
         logs = steps and bool(every) and (self.state.batches_that_stepped + 1) % every == 0
         metrics.update(results.step_metrics(self.together))
-        if run.hooks.exists("on_train_batch_end"):
-            run.hooks.call("on_train_batch_end", outputs, batch, index)
+        if any(run.find_hooks("on_train_batch_end")):
+            run.call("on_train_batch_end", outputs, batch, index)
             metrics.update(results.step_metrics(self.together))
         if logs or (run.settings.fast_dev_run and steps):
             # Also values of earlier batches: a name that is logged only in some batches would

@@ -23,7 +23,6 @@ from multigpu.trainer.step import LightningOptimizer, check_closure
 def run_stage(run: Run, task: Task) -> Any:
     """Run the task; the strategy is connected."""
     state = run.state
-    module = run.module
     datamodule = run.datamodule
     stage = task.stage
     try:
@@ -33,8 +32,7 @@ def run_stage(run: Run, task: Task) -> Any:
         returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, task.keeps_outputs)
     except BaseException as error:
         state.end(failed=True)
-        for callback in run.callbacks:
-            callback.on_exception(run.hooks.trainer, module, error)
+        run.call("on_exception", error)
         for logger in run.loggers:
             logger.finalize("failed")
         run.log.outside()
@@ -45,9 +43,7 @@ def run_stage(run: Run, task: Task) -> Any:
     run.move_to_cpu()
     if datamodule is not None:
         datamodule.teardown(stage=stage)
-    for callback in run.callbacks:
-        callback.teardown(run.hooks.trainer, module, stage=stage)
-    module.teardown(stage=stage)
+    run.call("teardown", stage)
     for logger in run.loggers:
         logger.finalize("success")
     state.end()
@@ -81,10 +77,7 @@ def _set_up(run: Run, stage: str) -> None:
     if run.datamodule is not None:
         with fail_together(world, strategy.gather_objects):
             run.datamodule.setup(stage=stage)
-    with run.log.within("setup"):
-        for callback in run.callbacks:
-            callback.setup(run.hooks.trainer, module, stage=stage)
-        module.setup(stage=stage)
+    run.call("setup", stage)
     for part in parts:
         drop_unpicklable(part)
     module.configure_model()
@@ -109,7 +102,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
     data = FitData(run)
     run.fit_loop = FitLoop(run, data)
     _configure_optimizers(run)
-    run.hooks.call("on_fit_start")
+    run.call("on_fit_start")
     _print_summary(run)
     log_hyperparameters(run)
     if loaded:
@@ -118,7 +111,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
     if data.validates and run.settings.num_sanity_val_steps and not loaded:
         _sanity_check(run, data)
     run.fit_loop.fit()
-    run.hooks.call("on_fit_end")
+    run.call("on_fit_end")
 
 
 def _print_summary(run: Run) -> None:
@@ -183,11 +176,11 @@ def _sanity_check(run: Run, data: FitData) -> None:
     """
     state = run.state
     state.stage = "sanity_check"
-    run.hooks.call("on_sanity_check_start")
+    run.call("on_sanity_check_start")
     with seed.preserved_random_states():
         data.load_validation()
         data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
-    run.hooks.call("on_sanity_check_end")
+    run.call("on_sanity_check_end")
     state.metrics = Metrics()
     state.stage = "train"
 
