@@ -25,8 +25,8 @@ class FitLoop:
     """Trains for epochs.
 
     step                 forward, backward and the optimizer's step
-    index, last          the running batch: its number in the epoch, and whether it is the last
-    batches_done         batches of this epoch that are complete; 0 between epochs
+    last                 whether the running batch is the epoch's last
+    batches_done         batches of this epoch, with the running one; 0 between epochs
     total_batches        batches of all epochs that are complete
     todo                 the work still to do at the end of the last batch: "validate", "rest"
                          or "" (nothing)
@@ -44,7 +44,6 @@ class FitLoop:
         self.state = run.state
         self.automatic = run.module.automatic_optimization
         self.step: Step | None = None
-        self.index = -1
         self.last = False
         self.batches_done = 0
         self.total_batches = 0
@@ -90,7 +89,6 @@ class FitLoop:
         run.call("on_train_epoch_start")
         run.strategy.start_epoch(run.model)
         for batch, index, last in self.batches():
-            self.index, self.last = index, last
             self.train_batch(batch, index, last)
             self._end_batch()
             if self._is_done_within_epoch():
@@ -120,7 +118,7 @@ class FitLoop:
         index = self.batches_done
         following = next(iterator, END) if looks_ahead and index < limit else None
         if index:
-            self.index, self.last = index - 1, index >= limit or following is END
+            self.last = index >= limit or following is END
             if self.todo:  # the checkpoint was written at a batch's end: finish this batch
                 self._finish_batch()
         while index < limit:
@@ -172,6 +170,7 @@ class FitLoop:
     def train_batch(self, batch: Any, index: int, last: bool) -> None:
         run = self.run
         step = self.step
+        self.last = last
         self.batches_done = index + 1
         self.total_batches += 1
         steps = last or (index + 1) % run.settings.accumulate_grad_batches == 0
@@ -224,7 +223,7 @@ class FitLoop:
     def _finish_batch(self) -> bool:
         """Validate and step schedulers, where this is due. Returns whether it validated."""
         run = self.run
-        steps = self.last or (self.index + 1) % run.settings.accumulate_grad_batches == 0
+        steps = self.last or self.batches_done % run.settings.accumulate_grad_batches == 0
         validates = self.todo == "validate" and self._validation_is_due()
         self.todo = "rest"
         if validates:
@@ -256,7 +255,7 @@ class FitLoop:
         if batches == float("inf"):
             return self.last
         across_epochs = run.settings.check_val_every_n_epoch is None
-        done = self.total_batches if across_epochs else self.index + 1
+        done = self.total_batches if across_epochs else self.batches_done
         return done % batches == 0
 
     def step_schedulers(self, interval: str, plateau: bool = False) -> None:
@@ -270,7 +269,7 @@ class FitLoop:
         for config in run.schedulers:
             if config.reduce_on_plateau != plateau or config.interval != interval:
                 continue
-            count = (self.index if interval == "step" else self.state.current_epoch) + 1
+            count = self.batches_done if interval == "step" else self.state.current_epoch + 1
             if count % config.frequency:
                 continue
             metric = None

@@ -85,12 +85,11 @@ class Run:
         self.report: Callable[[str], None] = trainer.report
         self.print: Callable[..., None] = trainer.print
         self.callbacks = trainer.callbacks
-        self.loggers = trainer.loggers
         self.transfer_hooks = [
             self._overridden(name) or getattr(module, name) for name in TRANSFER_HOOKS
         ]
         results = self.new_results(training=self.state.fn == "fit")
-        self.log = Log(module, self.state, results, self.loggers)
+        self.log = Log(trainer, module, results)
         self.model: nn.Module = module
         self.precision: Precision | None = None
         self.optimizers: list[Optimizer] = []

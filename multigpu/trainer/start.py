@@ -33,7 +33,7 @@ def run_stage(run: Run, task: Task) -> Any:
     except BaseException as error:
         state.end(failed=True)
         run.call("on_exception", error)
-        for logger in run.loggers:
+        for logger in run.trainer.loggers:
             logger.finalize("failed")
         run.log.outside()
         run.strategy.detach()
@@ -44,7 +44,7 @@ def run_stage(run: Run, task: Task) -> Any:
     if datamodule is not None:
         datamodule.teardown(stage=stage)
     run.call("teardown", stage)
-    for logger in run.loggers:
+    for logger in run.trainer.loggers:
         logger.finalize("success")
     state.end()
     return returned
@@ -65,7 +65,7 @@ def _set_up(run: Run, stage: str) -> None:
     parts = [module] if run.datamodule is None else [run.datamodule, module]
     for part in (*parts, *run.callbacks):
         check_model.check_hooks(part)
-    for logger in run.loggers:
+    for logger in run.trainer.loggers:
         logger.is_global_zero = strategy.is_global_zero
         if strategy.world.size > 1 and isinstance(logger, Logger):
             logger.set_version(strategy.broadcast(logger.version))

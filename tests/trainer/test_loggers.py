@@ -170,6 +170,18 @@ def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):
     assert not any(tmp_path.iterdir()) and run.log_dir == str(tmp_path)
 
 
+def test_a_hook_may_replace_the_logger(tmp_path):
+    class Replaces(plain_net.Net):
+        def on_train_start(self):
+            self.trainer.logger = CSVLogger(tmp_path, "second")
+
+    loader = DataLoader(plain_net.rows(), 4)
+    plain_net.trainer(tmp_path, logger=CSVLogger(tmp_path, "first")).fit(
+        Replaces(), loader, loader
+    )
+    assert [path.parts[-3] for path in tmp_path.rglob("metrics.csv")] == ["second"]
+
+
 class Other:
     """It has what Lightning calls, and no method of this library's base class."""
 
