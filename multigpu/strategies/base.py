@@ -30,14 +30,6 @@ from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.strategies.gather import Gather, all_gather_stacked
 
 Result = TypeVar("Result")
-# The names of `reduce`. A mean is a sum that is divided by the number of ranks.
-REDUCE_OPS = {
-    "mean": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
 
 
 class Strategy:
@@ -240,9 +232,6 @@ class Strategy:
         dist.all_gather_object(objects, obj, self.control)
         return objects
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Called when a run of the Trainer fails, after the callbacks' on_exception."""
-
     def all_reduce_max(self, numbers: list[int]) -> list[int]:
         """The maximum of each number over all ranks, by one all-reduce."""
         if self.control is None:
@@ -256,22 +245,6 @@ class Strategy:
         if all:
             return not self.all_reduce_max([int(not decision)])[0]
         return bool(self.all_reduce_max([int(decision)])[0])
-
-    def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
-        """The mean (or sum, max, min) of a tensor over all ranks.
-
-        It is a new tensor if there are several ranks. Raises UserError for another operation.
-        """
-        operation = REDUCE_OPS.get(str(reduce_op).lower())
-        if operation is None:
-            raise UserError(
-                f"reduce_op is {reduce_op!r}: expected one of {', '.join(REDUCE_OPS)}."
-            )
-        if self.control is None:
-            return tensor
-        result = tensor.detach().clone()
-        dist.all_reduce(result, operation)
-        return result / self.world.size if reduce_op.lower() in ("mean", "avg") else result
 
     def all_gather(
         self,

@@ -3,6 +3,6 @@
 import torch.distributed as dist
 
 
-def num_ranks(group: dist.ProcessGroup | None = None) -> int:
+def num_ranks() -> int:
     """The number of ranks; 1 if torch.distributed has not been started."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -48,7 +48,7 @@ def read(
 ) -> dict[str, Any]:
     """The contents of a checkpoint file of this Trainer or of Lightning's.
 
-    Raises UserError if the file does not exist or is not a checkpoint. A file that contains
+    Raises UserError if the file cannot be read or is not a checkpoint. A file that contains
     other objects than tensors, numbers, strings and containers of them also raises UserError,
     except with weights_only=False.
     """
@@ -62,6 +62,11 @@ def read(
         raise UserError(f"there is no checkpoint {path}: give another path.") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give a checkpoint in it.") from None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): give another path, or the permission to "
+            f"read it."
+        ) from None
     except Exception as error:
         # The unpickler raises many kinds of errors for a damaged file.
         unsupported = re.search(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)", str(error))

@@ -57,10 +57,7 @@ def compose(run: Run) -> dict[str, Any]:
     datamodule = run.datamodule
     if datamodule is not None and (state := datamodule.state_dict()):
         content[type(datamodule).__qualname__] = state
-    with run.log.within("on_save_checkpoint"):
-        for callback in run.callbacks:
-            callback.on_save_checkpoint(run.hooks.trainer, module, content)
-        module.on_save_checkpoint(content)
+    run.call("on_save_checkpoint", content)
     return content
 
 
@@ -109,7 +106,7 @@ def _newest_last(run: Run) -> str | None:
     paths: set[str] = set()
     for callback in run.callbacks:
         if hasattr(callback, "last_checkpoints"):
-            paths |= callback.last_checkpoints(run.hooks.trainer)
+            paths |= callback.last_checkpoints(run.trainer)
     newest = max(filter(os.path.exists, paths), key=os.path.getmtime, default=None)
     if newest is None:
         run.state.warn_once(
@@ -145,7 +142,7 @@ def restore_model(
         datamodule.load_state_dict(content[type(datamodule).__qualname__])
     states = content.get("callbacks", {})
     for callback in run.callbacks:
-        callback.on_load_checkpoint(run.hooks.trainer, module, content)
+        callback.on_load_checkpoint(run.trainer, module, content)
         if callback.state_key in states:
             callback.load_state_dict(states[callback.state_key])
     if not training:

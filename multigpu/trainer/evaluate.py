@@ -120,8 +120,8 @@ class EvaluationLoop:
     def _epoch(self, sanity_steps: float | None) -> list[dict[str, Any]]:
         run = self.run
         metrics = run.state.metrics
-        run.hooks.call(f"on_{self.prefix}_start")
-        run.hooks.call(f"on_{self.prefix}_epoch_start")
+        run.call(f"on_{self.prefix}_start")
+        run.call(f"on_{self.prefix}_epoch_start")
         self._look_up()
         for number, share in enumerate(self.shares):
             limit = share.limit if sanity_steps is None else min(share.limit, sanity_steps)
@@ -135,12 +135,12 @@ class EvaluationLoop:
         metrics.update(self.results.epoch_metrics())
         if self.epoch_outputs is not None:
             self.epoch_outputs.call(run)
-        run.hooks.call(f"on_{self.prefix}_epoch_end")
+        run.call(f"on_{self.prefix}_epoch_end")
         reported = self.results.epoch_metrics()
         metrics.update(reported)
         if run.state.stage != "sanity_check" and self.stage != "predict":
             run.log.send(reported)
-        run.hooks.call(f"on_{self.prefix}_end")
+        run.call(f"on_{self.prefix}_end")
         self.results.reset()
         return self._by_dataloader(reported)
 
@@ -161,13 +161,13 @@ class EvaluationLoop:
         batch = run.transfer(batch, number)
         self.results.start_batch(batch, number if self.several else None)
         arguments = (batch, batch_idx, number) if self.several else (batch, batch_idx)
-        run.hooks.call(f"on_{self.prefix}_batch_start", *arguments)
+        run.call(f"on_{self.prefix}_batch_start", *arguments)
         with run.log.within(self.step_name):
             with run.precision.context():
                 output = self.step(*(arguments if self.takes_index else (batch,)))
             if self.step_end is not None:
                 output = self.step_end(output)
-        run.hooks.call(f"on_{self.prefix}_batch_end", output, *arguments)
+        run.call(f"on_{self.prefix}_batch_end", output, *arguments)
         if self.epoch_outputs is not None:
             self.epoch_outputs.add(output, number)
         if self.keeps_outputs:

@@ -25,8 +25,8 @@ class FitLoop:
     """Trains for epochs.
 
     step                 forward, backward and the optimizer's step
-    index, last          the running batch: its number in the epoch, and whether it is the last
-    batches_done         batches of this epoch that are complete; 0 between epochs
+    last                 whether the running batch is the epoch's last
+    batches_done         batches of this epoch, with the running one; 0 between epochs
     total_batches        batches of all epochs that are complete
     todo                 the work still to do at the end of the last batch: "validate", "rest"
                          or "" (nothing)
@@ -44,7 +44,6 @@ class FitLoop:
         self.state = run.state
         self.automatic = run.module.automatic_optimization
         self.step: Step | None = None
-        self.index = -1
         self.last = False
         self.batches_done = 0
         self.total_batches = 0
@@ -65,19 +64,19 @@ class FitLoop:
         if not reason:
             if self.data.validates and run.settings.validates_in(self.state.current_epoch):
                 self.data.load_validation()
-            run.hooks.call("on_train_start")
+            run.call("on_train_start")
             self._prepare()
             self._agree()
             while not (reason := reason_to_stop(run.settings, run.state)):
                 self.train_epoch()
                 self._agree()
-            run.hooks.call("on_train_end")
+            run.call("on_train_end")
         if reason:
             run.report(f"`Trainer.fit` stopped: {reason}.")
 
     @property
     def together(self) -> bool:
-        """Whether no rank goes on alone; async's ranks do after its warm-up."""
+        """Whether no rank goes on alone, as async's ranks do."""
         strategy = self.run.strategy
         return strategy.ranks_step_together or strategy.control is None
 
@@ -87,10 +86,9 @@ class FitLoop:
         epoch = self.state.current_epoch
         dataloaders.start_epoch(self.data.loader, epoch)
         self.epoch_done = False
-        run.hooks.call("on_train_epoch_start")
+        run.call("on_train_epoch_start")
         run.strategy.start_epoch(run.model)
         for batch, index, last in self.batches():
-            self.index, self.last = index, last
             self.train_batch(batch, index, last)
             self._end_batch()
             if self._is_done_within_epoch():
@@ -120,7 +118,7 @@ class FitLoop:
         index = self.batches_done
         following = next(iterator, END) if looks_ahead and index < limit else None
         if index:
-            self.index, self.last = index - 1, index >= limit or following is END
+            self.last = index >= limit or following is END
             if self.todo:  # the checkpoint was written at a batch's end: finish this batch
                 self._finish_batch()
         while index < limit:
@@ -148,11 +146,11 @@ class FitLoop:
         metrics.update(self.results.epoch_metrics())
         if self.epoch_outputs is not None:
             self.epoch_outputs.call(run)
-        run.hooks.call("on_train_epoch_end")
+        run.call("on_train_epoch_end")
         # Over all ranks, because the decisions of those that monitor must be the same on each.
         reported = self.results.epoch_metrics()
         metrics.update(reported)
-        run.hooks.call_monitors("on_train_epoch_end")
+        run.call_monitors("on_train_epoch_end")
         if self.last:
             self.step_schedulers("epoch", plateau=True)
         run.log.send(reported, offset=-1)  # an epoch's values are those of its last step
@@ -163,7 +161,7 @@ class FitLoop:
     def _prepare(self) -> None:
         """Look up what every batch needs, after on_train_start, which can add callbacks."""
         run = self.run
-        run.hooks.refresh()
+        run.refresh_hooks()
         self.step = Step(run)
         self.epoch_outputs = epoch_outputs.collect(run.module, "training_epoch_end")
 
@@ -172,12 +170,13 @@ class FitLoop:
     def train_batch(self, batch: Any, index: int, last: bool) -> None:
         run = self.run
         step = self.step
+        self.last = last
         self.batches_done = index + 1
         self.total_batches += 1
         steps = last or (index + 1) % run.settings.accumulate_grad_batches == 0
         batch = run.transfer(batch)
         self.results.start_batch(batch)
-        if run.hooks.call("on_train_batch_start", batch, index) == -1:
+        if run.call("on_train_batch_start", batch, index) == -1:
             refuse("on_train_batch_start that returns -1")
         with run.log.within("training_step"):
             if not self.automatic:
@@ -205,8 +204,8 @@ class FitLoop:
         every = run.settings.log_every_n_steps
         logs = steps and bool(every) and (self.state.batches_that_stepped + 1) % every == 0
         metrics.update(results.step_metrics(self.together))
-        if run.hooks.exists("on_train_batch_end"):
-            run.hooks.call("on_train_batch_end", outputs, batch, index)
+        if any(run.find_hooks("on_train_batch_end")):
+            run.call("on_train_batch_end", outputs, batch, index)
             metrics.update(results.step_metrics(self.together))
         if logs or (run.settings.fast_dev_run and steps):
             # Also values of earlier batches: a name that is logged only in some batches would
@@ -224,7 +223,7 @@ class FitLoop:
     def _finish_batch(self) -> bool:
         """Validate and step schedulers, where this is due. Returns whether it validated."""
         run = self.run
-        steps = self.last or (self.index + 1) % run.settings.accumulate_grad_batches == 0
+        steps = self.last or self.batches_done % run.settings.accumulate_grad_batches == 0
         validates = self.todo == "validate" and self._validation_is_due()
         self.todo = "rest"
         if validates:
@@ -256,7 +255,7 @@ class FitLoop:
         if batches == float("inf"):
             return self.last
         across_epochs = run.settings.check_val_every_n_epoch is None
-        done = self.total_batches if across_epochs else self.index + 1
+        done = self.total_batches if across_epochs else self.batches_done
         return done % batches == 0
 
     def step_schedulers(self, interval: str, plateau: bool = False) -> None:
@@ -270,7 +269,7 @@ class FitLoop:
         for config in run.schedulers:
             if config.reduce_on_plateau != plateau or config.interval != interval:
                 continue
-            count = (self.index if interval == "step" else self.state.current_epoch) + 1
+            count = self.batches_done if interval == "step" else self.state.current_epoch + 1
             if count % config.frequency:
                 continue
             metric = None

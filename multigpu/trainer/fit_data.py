@@ -39,7 +39,7 @@ class FitData:
                 "trainer.fit has no training data: pass train_dataloaders= or datamodule=, or "
                 "define the method train_dataloader in the module."
             )
-        has_step = run.hooks.overrides("validation_step")
+        has_step = run.overrides("validation_step")
         has_loader = run.has_loader("val")
         self._same("whether there are validation dataloaders", has_loader)
         limited = run.settings.limit_val_batches == 0

@@ -139,7 +139,7 @@ def log_hyperparameters(run: "Run") -> None:
     for part in (run.datamodule, run.module):
         if part is not None and part._log_hyperparams:
             hparams |= part.hparams
-    for logger in run.loggers:
+    for logger in run.trainer.loggers:
         if hparams:
             logger.log_hyperparams(hparams)
         logger.save()

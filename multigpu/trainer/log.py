@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from multigpu.trainer.results import Metrics, Results
 
 if TYPE_CHECKING:
-    from multigpu.trainer.loggers import Logger
     from multigpu.trainer.module import LightningModule
-    from multigpu.trainer.state import State
+    from multigpu.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,10 @@ class LogContext:
 class Log:
     """What a run logs. Each loop sets `results`, where the values of its hooks go."""
 
-    def __init__(
-        self,
-        module: "LightningModule",
-        state: "State",
-        results: Results,
-        loggers: "list[Logger]",
-    ):
+    def __init__(self, trainer: "Trainer", module: "LightningModule", results: Results):
+        self.trainer = trainer
         self.module = module
-        self.state = state
         self.results = results
-        self.loggers = loggers
         self.outside()
 
     def outside(self) -> None:
@@ -75,9 +67,10 @@ class Log:
 
         batch   the values are those of this batch of an evaluation, and it is the x axis
         """
-        if not metrics.logged or not self.loggers:
+        loggers = self.trainer.loggers  # a hook may have replaced them
+        if not metrics.logged or not loggers:
             return
-        state = self.state
+        state = self.trainer.state
         values = {name: float(value) for name, value in metrics.logged.items()}
         if batch is not None:
             step = batch
@@ -86,5 +79,5 @@ class Log:
         else:
             step = state.batches_that_stepped + offset
             values.setdefault("epoch", state.current_epoch)
-        for logger in self.loggers:
+        for logger in loggers:
             logger.log_metrics(metrics=dict(values), step=step)

@@ -343,6 +343,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         the file: use it only for files that you trust. Raises UserError if the checkpoint does
         not fit this class.
         """
+        refuse_arguments("load_from_checkpoint", {"hparams_file": hparams_file})
         content = checkpoint_io.read(checkpoint_path, map_location or "cpu", weights_only)
         module = make_from_hyperparameters(cls, content, checkpoint_path, kwargs)
         module.on_load_checkpoint(content)

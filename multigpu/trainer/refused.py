@@ -105,6 +105,7 @@ REFUSED = {
     # methods of the module, of callbacks and of data modules
     "configure_callbacks": "give the callbacks to the Trainer",
     "configure_sharded_model": "write configure_model",
+    "hparams_file": "give the hyperparameters as arguments",
     "on_batch_end": "write on_train_batch_end",
     "on_batch_start": "write on_train_batch_start",
     "on_epoch_end": "write on_train_epoch_end, or on_validation_epoch_end",

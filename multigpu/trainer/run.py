@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from multigpu.devices import to_cpu
 from multigpu.strategies import Strategy
-from multigpu.trainer.hook_calls import Hooks
+from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.hooks import DataHooks, is_overridden
 from multigpu.trainer.log import Log, LogContext
 from multigpu.trainer.module import LightningModule
@@ -59,10 +59,10 @@ class Task:
 class Run:
     """What the loops of one run share.
 
+    trainer      what callbacks get as their first argument
     settings     the Trainer's arguments, as attributes
     state        counters, metrics and flags, which outlive the run
     module       the user's module; also `datamodule` and `loaders`: see Task
-    hooks        calls the hooks of callbacks and module
     log          what `self.log` records
     model        the strategy's wrapper of the module; its forward calls a step by name
     precision    how the run computes
@@ -75,8 +75,8 @@ class Run:
     """
 
     def __init__(self, trainer: "Trainer", task: Task):
-        settings: Settings = trainer
-        self.settings = settings
+        self.trainer = trainer
+        self.settings: Settings = trainer
         self.state: State = trainer.state
         self.strategy: Strategy = trainer.strategy
         self.module = module = task.module
@@ -85,13 +85,11 @@ class Run:
         self.report: Callable[[str], None] = trainer.report
         self.print: Callable[..., None] = trainer.print
         self.callbacks = trainer.callbacks
-        self.loggers = trainer.loggers
         self.transfer_hooks = [
             self._overridden(name) or getattr(module, name) for name in TRANSFER_HOOKS
         ]
         results = self.new_results(training=self.state.fn == "fit")
-        self.log = Log(module, self.state, results, self.loggers)
-        self.hooks = Hooks(trainer, module, self.callbacks, self.log)
+        self.log = Log(trainer, module, results)
         self.model: nn.Module = module
         self.precision: Precision | None = None
         self.optimizers: list[Optimizer] = []
@@ -99,6 +97,53 @@ class Run:
         self.schedulers: list[LRSchedulerConfig] = []
         self.fit_loop: FitLoop | None = None
         self.evaluation: EvaluationLoop | None = None
+        self.refresh_hooks()
+
+    # ---- hooks: those of the callbacks, then the module's ----------------------------------
+
+    def refresh_hooks(self) -> None:
+        """Look for overrides again: callbacks were added. `self.log` works in all of them."""
+        # A hook that nobody overrides costs a look into this dict.
+        self.known_hooks: dict[str, tuple[list[Callable], Callable | None]] = {}
+        for callback in self.callbacks:
+            callback._trainer = self.trainer
+
+    def overrides(self, name: str) -> bool:
+        """Whether the module overrides this method."""
+        return is_overridden(name, self.module, LightningModule)
+
+    def find_hooks(self, name: str) -> tuple[list[Callable], Callable | None]:
+        """The callbacks' overrides of the hook, and the module's, or None."""
+        hooks = self.known_hooks.get(name)
+        if hooks is None:
+            callbacks = [
+                getattr(callback, name)
+                for callback in self.callbacks
+                if is_overridden(name, callback, Callback)
+                and not (callback.monitors and name == "on_train_epoch_end")
+            ]
+            module_hook = getattr(self.module, name) if self.overrides(name) else None
+            hooks = self.known_hooks[name] = (callbacks, module_hook)
+        return hooks
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call all overrides of the hook; return what the module's returned."""
+        callbacks, module_hook = self.find_hooks(name)
+        if not callbacks and module_hook is None:
+            return None
+        with self.log.within(name):
+            for hook in callbacks:
+                hook(self.trainer, self.module, *args)
+            return module_hook(*args) if module_hook is not None else None
+
+    def call_monitors(self, name: str) -> None:
+        """Call the hook of the callbacks that monitor metrics: see Callback.monitors."""
+        with self.log.within(name):
+            for callback in self.callbacks:
+                if callback.monitors and is_overridden(name, callback, Callback):
+                    getattr(callback, name)(self.trainer, self.module)
+
+    # ---- batches and data ------------------------------------------------------------------
 
     def transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """The batch on this rank's device, in the run's precision, through the hooks."""

@@ -13,6 +13,7 @@ from multigpu.trainer.evaluate import EvaluationLoop
 from multigpu.trainer.fit import FitLoop
 from multigpu.trainer.fit_data import FitData
 from multigpu.trainer.hyperparameters import drop_unpicklable, log_hyperparameters
+from multigpu.trainer.loggers import Logger
 from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Metrics
 from multigpu.trainer.run import Run, StepModule, Task
@@ -22,7 +23,6 @@ from multigpu.trainer.step import LightningOptimizer, check_closure
 def run_stage(run: Run, task: Task) -> Any:
     """Run the task; the strategy is connected."""
     state = run.state
-    module = run.module
     datamodule = run.datamodule
     stage = task.stage
     try:
@@ -32,12 +32,10 @@ def run_stage(run: Run, task: Task) -> Any:
         returned = _fit(run, loaded) if stage == "fit" else _evaluate(run, task.keeps_outputs)
     except BaseException as error:
         state.end(failed=True)
-        for callback in run.callbacks:
-            callback.on_exception(run.hooks.trainer, module, error)
-        for logger in run.loggers:
+        run.call("on_exception", error)
+        for logger in run.trainer.loggers:
             logger.finalize("failed")
         run.log.outside()
-        run.strategy.on_exception(error)
         run.strategy.detach()
         run.move_to_cpu()
         raise
@@ -45,10 +43,8 @@ def run_stage(run: Run, task: Task) -> Any:
     run.move_to_cpu()
     if datamodule is not None:
         datamodule.teardown(stage=stage)
-    for callback in run.callbacks:
-        callback.teardown(run.hooks.trainer, module, stage=stage)
-    module.teardown(stage=stage)
-    for logger in run.loggers:
+    run.call("teardown", stage)
+    for logger in run.trainer.loggers:
         logger.finalize("success")
     state.end()
     return returned
@@ -69,9 +65,9 @@ def _set_up(run: Run, stage: str) -> None:
     parts = [module] if run.datamodule is None else [run.datamodule, module]
     for part in (*parts, *run.callbacks):
         check_model.check_hooks(part)
-    for logger in run.loggers:
+    for logger in run.trainer.loggers:
         logger.is_global_zero = strategy.is_global_zero
-        if strategy.world.size > 1:
+        if strategy.world.size > 1 and isinstance(logger, Logger):
             logger.set_version(strategy.broadcast(logger.version))
     world = strategy.world
     for part in parts:
@@ -81,10 +77,7 @@ def _set_up(run: Run, stage: str) -> None:
     if run.datamodule is not None:
         with fail_together(world, strategy.gather_objects):
             run.datamodule.setup(stage=stage)
-    with run.log.within("setup"):
-        for callback in run.callbacks:
-            callback.setup(run.hooks.trainer, module, stage=stage)
-        module.setup(stage=stage)
+    run.call("setup", stage)
     for part in parts:
         drop_unpicklable(part)
     module.configure_model()
@@ -109,7 +102,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
     data = FitData(run)
     run.fit_loop = FitLoop(run, data)
     _configure_optimizers(run)
-    run.hooks.call("on_fit_start")
+    run.call("on_fit_start")
     _print_summary(run)
     log_hyperparameters(run)
     if loaded:
@@ -118,7 +111,7 @@ def _fit(run: Run, loaded: dict[str, Any] | None) -> None:
     if data.validates and run.settings.num_sanity_val_steps and not loaded:
         _sanity_check(run, data)
     run.fit_loop.fit()
-    run.hooks.call("on_fit_end")
+    run.call("on_fit_end")
 
 
 def _print_summary(run: Run) -> None:
@@ -183,11 +176,11 @@ def _sanity_check(run: Run, data: FitData) -> None:
     """
     state = run.state
     state.stage = "sanity_check"
-    run.hooks.call("on_sanity_check_start")
+    run.call("on_sanity_check_start")
     with seed.preserved_random_states():
         data.load_validation()
         data.validation.evaluate(sanity_steps=run.settings.num_sanity_val_steps)
-    run.hooks.call("on_sanity_check_end")
+    run.call("on_sanity_check_end")
     state.metrics = Metrics()
     state.stage = "train"
 

@@ -51,9 +51,9 @@ class Step:
         scaled = run.precision.scale(loss)
         if not self.automatic:
             run.strategy.before_backward(run.model, scaled)
-        run.hooks.call("on_before_backward", scaled)
+        run.call("on_before_backward", scaled)
         run.module.backward(scaled, *args, **kwargs)
-        run.hooks.call("on_after_backward")
+        run.call("on_after_backward")
 
     def gradients(self, batch: Any, index: int) -> Any:
         """Forward and backward; the loss is divided by the number of batches per step.
@@ -67,7 +67,7 @@ class Step:
         optimizer = run.optimizers[0] if run.optimizers else None
         accumulated = run.settings.accumulate_grad_batches
         if optimizer is not None and index % accumulated == 0:
-            run.hooks.call("on_before_zero_grad", optimizer)
+            run.call("on_before_zero_grad", optimizer)
             epoch = run.state.current_epoch
             run.module.optimizer_zero_grad(epoch, index, optimizer)
         if loss is None:
@@ -88,7 +88,7 @@ class Step:
         run = self.run
         run.strategy.synchronize(optimizer)
         run.precision.unscale(optimizer)
-        run.hooks.call("on_before_optimizer_step", optimizer)
+        run.call("on_before_optimizer_step", optimizer)
         if self.automatic:
             self._clip(optimizer)
         with run.strategy.optimizer_step_context(optimizer):
@@ -100,7 +100,7 @@ class Step:
     def gradients_and_step(self, batch: Any, index: int) -> Any:
         """Train on a batch that completes a step. Returns training_step's output."""
         run = self.run
-        if run.hooks.overrides("optimizer_step") and run.optimizers:
+        if run.overrides("optimizer_step") and run.optimizers:
             output = self._through_optimizer_step(batch, index)
         else:
             output = self.gradients(batch, index)
@@ -139,7 +139,7 @@ class Step:
     def _clip(self, optimizer: Optimizer) -> None:
         run = self.run
         clip = run.settings.gradient_clip_val
-        if clip is not None or run.hooks.overrides("configure_gradient_clipping"):
+        if clip is not None or run.overrides("configure_gradient_clipping"):
             run.module.configure_gradient_clipping(
                 optimizer,
                 gradient_clip_val=clip,

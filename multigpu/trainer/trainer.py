@@ -362,6 +362,8 @@ class Trainer(Settings):
     @logger.setter
     def logger(self, logger: Logger | None) -> None:
         self.loggers = [] if logger is None else [logger]
+        for logger in self.loggers:  # during a run, only rank 0 writes
+            logger.is_global_zero = self.is_global_zero
 
     @property
     def log_dir(self) -> str:

@@ -19,11 +19,10 @@ from ranked import (
     mlp,
     rank_difference,
     start_gloo,
-    train,
-    user_error,
     vector,
     wrap,
 )
+from refusals import user_error
 from torch import nn
 
 from multigpu import launch
@@ -140,28 +139,6 @@ def between_forward_and_backward(report: dict) -> None:
     algorithm.close()
 
 
-def warming_up(report: dict, ranks: int) -> None:
-    """Three steps as DDP; after them DDP sends nothing."""
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), LR)
-    algorithm = AsyncModelAverage(sync_interval_ms=10**6, warmup_steps=3)
-    wrapped = algorithm.attach(model, [optimizer], wrap)
-    reference = vector(model)
-    for step in range(3):
-        report["started too early"] = algorithm.thread is not None
-        reference = reference - LR * gradient(mlp(), batch(step, ranks=ranks), at=reference)
-        train(wrapped, optimizer, range(step, step + 1))
-    report["warm-up"] = max_difference(vector(model), reference)
-    report["difference after the warm-up"] = rank_difference(model)
-    before = vector(model)
-    dist.barrier()
-    train(wrapped, optimizer, range(3, 4))
-    expected = before - LR * gradient(mlp(), local_batch(3), at=before)
-    report["own step"] = max_difference(vector(model), expected)
-    algorithm.interval = 0
-    algorithm.close()
-
-
 def failing(report: dict) -> None:
     """An error in the thread is raised; after an error in a step the rounds go on."""
     model = mlp()
@@ -197,12 +174,11 @@ def failing(report: dict) -> None:
 
 
 def experiments() -> dict:
-    rank, ranks = start_gloo()
+    rank, _ = start_gloo()
     report = {}
     standing_still(report)
     moving(report, rank)
     between_forward_and_backward(report)
-    warming_up(report, ranks)
     failing(report)
     dist.destroy_process_group()
     return report
@@ -280,23 +256,14 @@ def test_the_thread_and_the_hooks_end(reports):
         assert report["threads"] == [] and report["hooks left"] == 0
 
 
-def test_it_warms_up_as_ddp_and_then_each_rank_trains_alone(reports):
-    for report in reports:
-        assert report["warm-up"] < 1e-6 and report["difference after the warm-up"] == 0
-        assert not report["started too early"]
-        assert report["own step"] < 1e-6
-
-
 def test_a_failed_thread_is_reported_and_a_failed_step_blocks_no_rank(reports):
     for report in reports:
         assert "ZeroDivisionError" in report["step"] and "ZeroDivisionError" in report["close"]
         assert report["raised"] and report["rounds after a step that raised"] >= 2
 
 
-def test_arguments_that_bagua_has_not_or_that_never_average_are_refused():
-    assert "sync_interval_ms=0" in user_error(lambda: AsyncModelAverage("all", 0))
-    assert "warmup_steps=-1" in user_error(lambda: AsyncModelAverage(warmup_steps=-1))
-    assert "'shift_one'" in user_error(lambda: AsyncModelAverage("shift_one"))
+def test_an_interval_that_never_averages_is_refused():
+    assert "sync_interval_ms is 0" in user_error(lambda: AsyncModelAverage(0))
 
 
 def test_one_process_alone_trains_as_without_it():

@@ -23,9 +23,9 @@ from ranked import (
     mlp,
     rank_difference,
     train,
-    user_error,
     vector,
 )
+from refusals import user_error
 from torch import nn
 
 from multigpu import launch
@@ -90,15 +90,6 @@ def equal_to_serial(report: dict) -> None:
             optimizer.step()
         optimizer.zero_grad()
     report["clipped"] = max_difference(vector(model), serial(3, clip=0.01)[-1])
-
-    model, optimizer = new(gradient_predivide_factor=4.0)
-    train(model, optimizer, range(3))
-    report["predivided"] = max_difference(vector(model), serial(3)[-1])
-    model, optimizer = new(op=hvd.Sum)
-    for group in optimizer.param_groups:
-        group["lr"] /= hvd.size()
-    train(model, optimizer, range(3))
-    report["summed"] = max_difference(vector(model), serial(3)[-1])
 
 
 class Branches(nn.Module):
@@ -177,23 +168,14 @@ def state(report: dict, rank: int) -> None:
 
 
 def collectives(report: dict, rank: int) -> None:
-    report["ranks"] = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    report["ranks"] = (hvd.rank(), hvd.size(), hvd.local_rank())
     tensor = torch.tensor([1.0, float(rank)])
-    report["mean"] = hvd.allreduce(tensor).tolist()
-    report["operations"] = [
-        hvd.allreduce(tensor, op=op, name="t").tolist()
-        for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
-    ]
+    report["mean"] = hvd.allreduce(tensor, name="t").tolist()
     report["fp16 type"] = hvd.allreduce(tensor, compression=hvd.Compression.fp16).dtype
     columns = torch.full((3, 2), float(rank)).T  # not contiguous
     hvd.broadcast_(columns, root_rank=1)
     report["broadcast_"] = columns.unique().tolist()
     report["objects"] = hvd.broadcast_object({"rank": rank}, root_rank=1, name="o")
-    hvd.barrier()
-    report["adasum"] = user_error(lambda: hvd.allreduce(tensor, op=hvd.Adasum))
-    report["no operation"] = user_error(lambda: hvd.allreduce(tensor, op="sum"))
-    report["gathered"] = hvd.allgather(torch.full((rank, 2), rank)).tolist()
-    report["broadcast"] = hvd.broadcast(tensor, 1).tolist()
     report["untouched"] = tensor.tolist()
     report["integers"] = user_error(lambda: hvd.allreduce(torch.tensor([1])))
 
@@ -273,11 +255,6 @@ def test_micro_batches_and_clipping_are_the_full_batchs_too(reports):
         assert report["clipped"] < 1e-6
 
 
-def test_predivided_and_summed_gradients(reports):
-    for report in reports:
-        assert report["predivided"] < 1e-6 and report["summed"] < 1e-6
-
-
 def test_fp16_compression_is_close(reports):
     for report in reports:
         assert 0 < report["fp16"] < 1e-4 and report["fp16's difference"] == 0
@@ -312,22 +289,10 @@ def test_schedulers_and_checkpoints_work_with_the_wrapped_optimizer(reports):
 def test_collectives(reports):
     n = len(reports)
     for rank, report in enumerate(reports):
-        assert tuple(report["ranks"]) == (rank, n, rank, n) and not report["ended"]
-        assert report["mean"] == [1.0, (n - 1) / 2]
-        assert report["gathered"] == [[r, r] for r in range(n) for _ in range(r)]
-        assert report["broadcast"] == [1.0, 1.0] and report["untouched"] == [1.0, rank]
-
-
-def test_horovods_operations_and_objects(reports):
-    n = len(reports)
-    total = n * (n - 1) / 2
-    for report in reports:
-        expected = [[1, total / n], [n, total], [1, 0], [1, n - 1], [1, 0]]
-        assert report["operations"] == expected
+        assert tuple(report["ranks"]) == (rank, n, rank) and not report["ended"]
+        assert report["mean"] == [1.0, (n - 1) / 2] and report["untouched"] == [1.0, rank]
         assert report["fp16 type"] == torch.float32
         assert report["broadcast_"] == [1] and report["objects"] == {"rank": 1}
-        assert "op=Average" in report["adasum"]
-        assert "'sum'" in report["no operation"]
 
 
 def test_names_that_only_horovod_has_say_what_does_the_same():
@@ -336,13 +301,17 @@ def test_names_that_only_horovod_has_say_what_does_the_same():
     with pytest.raises(ImportError):
         from multigpu.strategies.horovod import join  # noqa: F401
     assert not hasattr(hvd, "SyncBatchNorm")
+    with pytest.raises(AttributeError, match="learning rate"):
+        _ = hvd.Adasum
+    with pytest.raises(AttributeError, match="horovodrun"):
+        _ = hvd.run
 
 
 def test_mistakes_raise_errors_that_name_the_remedy(reports):
     for report in reports:
         assert "init()" in report["before init"]
         assert "init()" in report["optimizer before init"]
-        assert "op=Sum" in report["integers"]
+        assert "floating-point" in report["integers"]
         mistaken = report["mistakes"]
         assert "already" in mistaken["twice"]
         assert "zero_grad()" in mistaken["zero_grad"] and "step()" in mistaken["zero_grad"]
@@ -358,7 +327,7 @@ def test_shutdown_leaves_a_process_group_that_it_did_not_start():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     hvd.init()
     hvd.shutdown()
-    assert dist.is_initialized() and not hvd.is_initialized()
+    assert dist.is_initialized()
     dist.destroy_process_group()
     hvd.init()
     hvd.shutdown()
@@ -380,13 +349,5 @@ def test_one_process_alone_and_wrong_names():
         assert "backward_passes_per_step is 0" in user_error(
             lambda: hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
         )
-        for words, keywords in {
-            "op=Average": {"op": hvd.Adasum},
-            "op=Max": {"op": hvd.Max},
-            "gradient_predivide_factor=2": {"op": hvd.Sum, "gradient_predivide_factor": 2},
-        }.items():
-            assert words in user_error(lambda k=keywords: hvd.DistributedOptimizer(plain, **k))
-        assert "use_mpi" in user_error(lambda: hvd.run(print, np=2, use_mpi=True))
-        assert "'other:2'" in user_error(lambda: hvd.run(print, np=2, hosts="other:2"))
     finally:
         hvd.shutdown()

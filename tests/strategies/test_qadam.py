@@ -23,10 +23,10 @@ from ranked import (
     start_gloo,
     train,
     train_in_micro_batches,
-    user_error,
     vector,
     wrap,
 )
+from refusals import user_error
 from torch import nn
 
 from multigpu import launch

@@ -46,7 +46,7 @@ RUNS = [
     (Lit(), "ddp"),
     (Lit(manual=True), "ddp"),
     (Lit(qadam=True), BaguaStrategy("qadam")),
-    (Lit(), BaguaStrategy("async", sync_interval_ms=5, warmup_steps=2)),
+    (Lit(), BaguaStrategy("async", sync_interval_ms=5)),
     (Lit(), "horovod"),
 ]
 data = TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,)))

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigpu import launch
-from multigpu.errors import UserError
 from multigpu.launch import rendezvous
 from multigpu.network import wire
 from multigpu.strategies.bagua.base import Algorithm
+from multigpu.strategies.gather import all_gather_stacked as gather_ranks
 
 LR = 0.1
 ROWS = 4  # per rank and step
@@ -112,13 +112,6 @@ def gradient(model: nn.Module, pair: Pair, at: torch.Tensor | None = None) -> to
     )
 
 
-def gather_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """(…) of each rank → (ranks, …)."""
-    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, tensor.contiguous())
-    return torch.stack(gathered)
-
-
 def rank_difference(model: nn.Module) -> float:
     """The largest difference between two ranks in any weight."""
     weights = gather_ranks(vector(model))
@@ -143,15 +136,6 @@ def bytes_per_step(run: Callable[[range], None], k: int = 5) -> float:
         dist.barrier()
         counts.append(wire.bytes_sent() - before)
     return (counts[1] - counts[0]) / k
-
-
-def user_error(function: Callable[[], object]) -> str:
-    """The message of the UserError that `function` raises; "" if it raises none."""
-    try:
-        function()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def attached(

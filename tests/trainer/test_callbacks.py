@@ -229,13 +229,6 @@ def test_checkpoints_come_last(tmp_path):
     assert trainer.callbacks[-2:] == mine
 
 
-def test_a_modules_own_callbacks_are_refused():
-    model = small_net.make_net()
-    model.configure_callbacks = list
-    with pytest.raises(UserError, match=r"configure_callbacks.* callbacks to the Trainer"):
-        small_net.fitted(model)
-
-
 def test_one_rank_stops_all():
     trainer = fake(
         strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: not all),

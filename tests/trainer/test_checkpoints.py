@@ -186,7 +186,6 @@ def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
 
 def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
     folder = tmp_path / "checkpoints"
-    # A sharded checkpoint is a folder.
     inside = folder / "a.ckpt"
     folder.mkdir(parents=True)
     inside.touch()

@@ -59,16 +59,7 @@ class Predicting(small_net.Net):
 
 class Collective(small_net.Net):
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["ranks"] = float(self.trainer.strategy.reduce(torch.ones(1), "sum"))
-
-
-def stopped(folder, rank, **arguments):
-    def step(net, batch, batch_idx):
-        net.trainer.should_stop = rank == 1 and batch_idx == 1
-
-    run = trainer(folder, max_epochs=5, **arguments)
-    run.fit(Net(train=step), DataLoader(Rows(16), 2))
-    return run.global_step
+        checkpoint["ranks"] = float(self.trainer.strategy.all_gather(torch.ones(1)).sum())
 
 
 def stopped_alone(folder: str, rank: int, hook: str) -> tuple[int, list[int]]:
@@ -99,7 +90,6 @@ def exchanges(folder: str) -> dict:
     gathering = Net(val=lambda net, batch, batch_idx: net.all_gather(batch))
     even = Net(val=lambda net, batch, batch_idx: net.rows.append(net.all_gather(batch).shape))
     found = {
-        "stopped": stopped(folder, launch.find_world().rank, **two),
         "stopped alone": {
             hook: stopped_alone(folder, launch.find_world().rank, hook)
             for hook in ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
@@ -180,10 +170,6 @@ def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(ranks):
 def test_hooks_that_each_rank_calls_once_may_gather(ranks, stage):
     """The ranks have two batches and one."""
     assert [rank[stage, "shape"] for rank in ranks] == [(2, 1), (2, 1)], ranks[0][stage]
-
-
-def test_one_rank_that_wants_to_stop_stops_all(ranks):
-    assert [rank["stopped"] for rank in ranks] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -10,47 +10,21 @@ from trainer_user import data, trainer
 from user_methods import both, user
 
 import multigpu.trainer as ours
+from multigpu.trainer.hooks import DataHooks, ModuleHooks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-# Without on_validation_model_eval and others of that kind, which are not here.
-MODULE = (
+# The module's hooks and steps; each new hook is covered, too.
+MODULE = [
     *(
-        "prepare_data",
-        "setup",
-        "teardown",
-        "configure_model",
-        "configure_optimizers",
+        name
+        for hooks in (DataHooks, ModuleHooks)
+        for name, method in vars(hooks).items()
+        if callable(method) and not name.startswith("_")
     ),
-    *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-    *(
-        "training_step",
-        "validation_step",
-        "test_step",
-        "predict_step",
-        "backward",
-        "optimizer_step",
-    ),
-    *(
-        "optimizer_zero_grad",
-        "lr_scheduler_step",
-        "configure_gradient_clipping",
-    ),
-    *("on_save_checkpoint", "on_load_checkpoint", "on_before_backward", "on_after_backward"),
-    *("on_before_optimizer_step", "on_before_zero_grad", "on_fit_start", "on_fit_end"),
-    *(
-        f"on_{kind}_{when}"
-        for kind in ("train", "validation", "test", "predict")
-        for when in (
-            "start",
-            "end",
-            "epoch_start",
-            "epoch_end",
-            "batch_start",
-            "batch_end",
-        )
-    ),
-)
+    *("training_step", "validation_step", "test_step", "predict_step", "backward"),
+    *("configure_optimizers", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
+    "configure_gradient_clipping",
+]
 CALLBACK = sorted(
     name
     for name in vars(ours.Callback)

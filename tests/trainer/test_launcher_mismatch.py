@@ -8,6 +8,15 @@ from multigpu.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore")
 RANKS = {
     "torchrun": {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2},
+    # torchrun takes the ranks of one node, on however many nodes it runs.
+    "torchrun, two nodes": {
+        "RANK": 0,
+        "WORLD_SIZE": 4,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 2,
+        "GROUP_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+    },
     "mpirun": {
         "OMPI_COMM_WORLD_RANK": 0,
         "OMPI_COMM_WORLD_SIZE": 2,
@@ -31,6 +40,8 @@ RANKS = {
 # change)
 MISMATCHES = [
     ("torchrun", {"devices": 3}, ("3 devices", "2 ranks", "--nproc-per-node=3", "devices=2")),
+    ("torchrun, two nodes", {"devices": 3, "num_nodes": 2}, ("--nproc-per-node=3'",)),
+    ("torchrun, two nodes", {"devices": 2, "num_nodes": 3}, ("--nnodes=3'",)),
     ("torchrun", {"strategy": "ddp2"}, ("1 rank", "2 ranks", "--nproc-per-node=1")),
     ("torchrun", {"strategy": "dp"}, ("'dp' is one process", "torchrun", "2")),
     (

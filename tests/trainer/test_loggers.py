@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
+from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.trainer.loggers import CSVLogger, TensorBoardLogger
 
@@ -169,24 +170,42 @@ def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):
     assert not any(tmp_path.iterdir()) and run.log_dir == str(tmp_path)
 
 
-def test_a_logger_of_another_library(tmp_path):
-    class Other:
-        """It has what Lightning calls, and no method of this library's base class."""
+def test_a_hook_may_replace_the_logger(tmp_path):
+    class Replaces(plain_net.Net):
+        def on_train_start(self):
+            self.trainer.logger = CSVLogger(tmp_path, "second")
 
-        name, version, save_dir, log_dir = "other", 0, str(tmp_path), str(tmp_path)
+    loader = DataLoader(plain_net.rows(), 4)
+    plain_net.trainer(tmp_path, logger=CSVLogger(tmp_path, "first")).fit(
+        Replaces(), loader, loader
+    )
+    assert [path.parts[-3] for path in tmp_path.rglob("metrics.csv")] == ["second"]
 
-        def __init__(self):
-            self.logged = []
 
-        def log_metrics(self, metrics, step=None):
-            self.logged.append(metrics)
+class Other:
+    """It has what Lightning calls, and no method of this library's base class."""
 
-        def log_hyperparams(self, params): ...
-        def save(self): ...
-        def finalize(self, status): ...
+    name, version, save_dir, log_dir = "other", 0, ".", "."
 
+    def __init__(self):
+        self.logged = []
+
+    def log_metrics(self, metrics, step=None):
+        self.logged.append(metrics)
+
+    def log_hyperparams(self, params): ...
+    def save(self): ...
+    def finalize(self, status): ...
+
+
+def logged_by_another(folder: str) -> list[set]:
     logger = Other()
-    run = plain_net.trainer(tmp_path, logger=logger)
+    run = plain_net.trainer(folder, logger=logger, strategy="ddp")
     loader = DataLoader(plain_net.rows(), 4)
     run.fit(plain_net.Net(), loader, loader)
-    assert [set(metrics) for metrics in logger.logged] == [{"epoch", "v"}]
+    return [set(metrics) for metrics in logger.logged]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_logger_of_another_library(tmp_path, ranks):
+    assert launch.call(logged_by_another, ranks, str(tmp_path)) == [[{"epoch", "v"}]] * ranks

@@ -107,7 +107,7 @@ def test_a_metric_that_was_updated_has_no_value_by_step(tmp_path):
             return super().training_step(batch, batch_idx)
 
     found = trained(
-        Counts(), logger=L.loggers.CSVLogger(tmp_path), log_every_n_steps=1
+        Counts(), logger=L.loggers.CSVLogger(tmp_path), log_every_n_steps=1, max_epochs=2
     ).callback_metrics
     assert found["rows_epoch"] == 40 and "rows_step" not in found
     assert found["mean_step"] == 9 and found["mean_epoch"] == 4.5

@@ -1,34 +1,9 @@
-"""Results, the object behind self.log: a metric object, and sums that are no number."""
-
-import torch
+"""Results, the object behind self.log: sums that are no number."""
 
 from multigpu.trainer.log import LogContext
 from multigpu.trainer.results import LogArguments, Results
 
 STEP = LogContext(None, "training_step")
-
-
-class Metric:
-    """A metric as torchmetrics has it: a value of this batch, and one of all batches."""
-
-    resets, _forward_cache = 0, 3.0
-
-    def compute(self):
-        return torch.tensor(8.0)
-
-    def reset(self):
-        self.resets += 1
-
-
-def test_a_metric_object_is_asked_once_and_reset():
-    metric = Metric()
-    results = Results(lambda thing: [thing], ranks=1, training=True)
-    results.start_batch(torch.ones(2))
-    results.log(STEP, "m", metric, LogArguments(on_epoch=True))
-    assert float(results.step_metrics(exchange=False).logged["m_step"]) == 3
-    assert float(results.epoch_metrics().logged["m_epoch"]) == 8
-    results.reset()
-    assert metric.resets == 1
 
 
 def test_infinities_of_two_ranks_make_no_number():

@@ -12,7 +12,7 @@ from user_methods import sgd, user
 import multigpu.trainer as L
 from multigpu import launch
 from multigpu.errors import UserError
-from multigpu.strategies import BaguaStrategy, DDPStrategy, HorovodStrategy
+from multigpu.strategies import DDPStrategy
 from multigpu.virtual import control
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -80,35 +80,11 @@ def test_detach_leaves_the_users_module_without_hooks():
     assert launch.call(synchronizes_after_detach, 1) == [True]
 
 
-def weights_of(model: Net) -> torch.Tensor:
-    return model.layer[0].weight.detach().clone().flatten()
-
-
-def on_two_ranks() -> dict:
-    found = {}
+def clipped_by_hand() -> torch.Tensor:
     model = make_net(manual=True)
-    cpu(strategy=HorovodStrategy()).fit(model, DataLoader(rows(16), 2, shuffle=True))
-    found["horovod, clipped by hand"] = model.layer[0].weight.detach().flatten()
-    strategy = BaguaStrategy("async", sync_interval_ms=10**6, warmup_steps=2)
-    model = make_net(manual=True)
-    strategy.algorithm._start = lambda: found.setdefault(
-        "at the end of the warm-up", weights_of(model)
-    )
-    cpu(strategy=strategy).fit(model, DataLoader(rows(16), 2, shuffle=True))
-    found["long after it"] = weights_of(model)
-    return found
+    cpu(strategy="horovod").fit(model, DataLoader(rows(16), 2, shuffle=True))
+    return model.layer[0].weight.detach().flatten()
 
 
-@pytest.fixture(scope="module")
-def two():
-    return launch.call(on_two_ranks, 2)
-
-
-def test_horovods_gradients_are_averaged_before_they_are_clipped_by_hand(two):
-    assert torch.equal(*(rank["horovod, clipped by hand"] for rank in two))
-
-
-def test_after_an_asynchronous_warm_up_ranks_are_on_their_own_in_manual_optimization_too(two):
-    first, second = two
-    assert torch.equal(first["at the end of the warm-up"], second["at the end of the warm-up"])
-    assert not torch.equal(first["long after it"], second["long after it"])
+def test_horovods_gradients_are_averaged_before_they_are_clipped_by_hand():
+    assert torch.equal(*launch.call(clipped_by_hand, 2))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from numbered_rows import Net, Rows, ran, trainer
 from small_net import QUIET, cpu, make_net, rows
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
 from user_methods import both
 
@@ -17,8 +18,19 @@ from multigpu.virtual import control
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_a_tensor_is_scaled_back_before_it_is_clipped(tmp_path):
-    """16-mixed on the CPU is bf16-mixed, with a warning that says so."""
+def test_gradients_are_scaled_back_before_they_are_clipped(request):
+    """Clipped with the loss scaler's factor, 65536, the step would be that much smaller."""
+    request.addfinalizer(control.stop)
+    model = make_net()
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    L.Trainer(
+        accelerator="vgpu", precision=16, max_steps=1, gradient_clip_val=0.01, **QUIET
+    ).fit(model, DataLoader(rows(6), 2))
+    step = parameters_to_vector(model.parameters()).detach() - before
+    assert step.norm().item() == pytest.approx(0.01 * 0.5, rel=0.01)  # 0.5: learning rate
+
+
+def test_16_mixed_on_the_cpu_is_bf16_mixed_with_a_warning(tmp_path):
     with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         run = trainer(tmp_path, precision=16)

@@ -121,7 +121,7 @@ def on_two_ranks() -> dict:
         isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()
     )
 
-    strategy = BaguaStrategy("async", sync_interval_ms=1, warmup_steps=1)
+    strategy = BaguaStrategy("async", sync_interval_ms=1)
     trainer = cpu(strategy=strategy)
     trainer.validate(make_net(), DataLoader(rows(4), 2), verbose=False)
     for _ in range(2):

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from multigpu import launch
-from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy, DDPStrategy, PipelineStrategy
 from multigpu.virtual import control
 
@@ -83,20 +82,6 @@ class Early(Classes):
         return super().configure_ddp(model, device_ids)
 
 
-class Unused(Classes):
-    def __init__(self):
-        super().__init__(gathered=False)
-        self.spare = torch.nn.Linear(2, 2)
-
-
-def unused(folder, answer):
-    try:
-        fitted(folder, Unused(), strategy=f"ddp_find_unused_parameters_{answer}", max_steps=3)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
 def without_the_trainer(strategy, steps=3):
     """The loop of strategies/base.py. The weights after it."""
     strategy.connect()
@@ -135,7 +120,6 @@ def everything(folder):
         "nodes": two_nodes(folder, rank),
         "horovod": horovod(folder),
         "ddp": fitted(folder, Classes(gathered=False), strategy="ddp"),
-        "unused": [unused(folder, answer) for answer in ("true", "false")],
         "ddp alone": without_the_trainer(DDPStrategy()),
         "bagua alone": without_the_trainer(BaguaStrategy("bytegrad")),
         "nothing": nothing(folder),
@@ -171,11 +155,6 @@ def test_a_module_can_connect_the_ranks_and_wrap_the_model(ranks):
     for number, rank in enumerate(ranks):
         assert rank["early called"] == [(number, 2), None]
         assert gap(rank["early"], rank["ddp"]) == 0
-
-
-def test_unused_parameters_are_looked_for_only_where_wanted(ranks):
-    for rank in ranks:
-        assert rank["unused"][0] == "" and "got none in the last step" in rank["unused"][1]
 
 
 def test_ddp2_computes_the_loss_of_a_nodes_whole_batch(ranks):

@@ -145,3 +145,19 @@ def test_a_missing_weight_is_an_error_unless_strict_is_false(tmp_path):
     with pytest.raises(UserError, match=r"layer.bias"):
         plain_net.Net.load_from_checkpoint(path)
     plain_net.Net.load_from_checkpoint(path, strict=False)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_truncated(tmp_path, monkeypatch):
+    """root may read each file, so torch.load raises what it raises for another user."""
+
+    def load(path, **keywords):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(UserError, match=r"cannot read a.ckpt \(Permission denied\)"):
+        plain_net.Net.load_from_checkpoint("a.ckpt")
+
+
+def test_a_file_of_hyperparameters_is_refused():
+    with pytest.raises(UserError, match=r"hparams_file.*as arguments"):
+        plain_net.Net.load_from_checkpoint("a.ckpt", hparams_file="hparams.yaml")

@@ -8,8 +8,7 @@ while that copies or adds vectors, but not for another rank.
 
 Under the Trainer the ranks wait for each other
 - when training starts, at the end of each epoch, and in each validation,
-- when a checkpoint is saved, and in collectives of the user's hooks,
-- after every batch in the warm-up, in which DDP averages the gradients.
+- when a checkpoint is saved, and in collectives of the user's hooks.
 A step's value that is logged with sync_dist=True is therefore this rank's own; an epoch's
 value is the mean over all ranks. trainer.should_stop ends training with the epoch. A scheduler
 with interval="step" that monitors a metric compares the ranks after every batch, so they wait.
@@ -21,12 +20,12 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
 from multigpu.network import wire
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
 from multigpu.strategies.bagua.weights_lock import FairLock, TrainingLock
 from multigpu.strategies.ranks import num_ranks
@@ -35,10 +34,8 @@ from multigpu.strategies.ranks import num_ranks
 class AsyncModelAverage(Algorithm):
     """Ranks train at their own speed, and a thread per rank averages the weights.
 
-    peer_selection_mode   "all": every round averages all ranks. Bagua has no other mode
-    sync_interval_ms      milliseconds between two rounds, above 0. (In Bagua, 0 means that the
-                          weights are never averaged.)
-    warmup_steps          steps in which DDP averages the gradients; then the rounds begin
+    sync_interval_ms   milliseconds between two rounds, above 0. (In Bagua, 0 means that the
+                       weights are never averaged.)
 
     A rank sends 8N(n−1)/n bytes per round for N float32 weights. As in Bagua, a lock is held
     from before each forward to after its backward, so the weights do not change in between. It
@@ -51,82 +48,48 @@ class AsyncModelAverage(Algorithm):
     round_lock         held by the thread during a round; acquire it to pause the rounds
     """
 
-    def __init__(
-        self,
-        peer_selection_mode: str = "all",
-        sync_interval_ms: float = 500,
-        warmup_steps: int = 0,
-    ):
-        if peer_selection_mode != "all":
+    ranks_step_together = False
+
+    def __init__(self, sync_interval_ms: float = 500):
+        if sync_interval_ms <= 0:
             raise UserError(
-                f"async has no peer_selection_mode {peer_selection_mode!r}: give 'all', the "
-                f"only mode of Bagua's asynchronous average."
-            )
-        if sync_interval_ms <= 0 or warmup_steps < 0:
-            raise UserError(
-                f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: expected "
-                f"an interval above 0, and 0 or more steps."
+                f"sync_interval_ms is {sync_interval_ms}: expected an interval above 0."
             )
         self.interval = sync_interval_ms / 1000
-        self.warmup_steps = warmup_steps
         self.size = 1
         self.averaging_rounds = 0
-        self.steps_made = 0
         self.failure: BaseException | None = None
         self.thread: threading.Thread | None = None
-        self.wrapped: DistributedDataParallel | None = None
         self.training_lock: TrainingLock | None = None
         self.handles: list[RemovableHandle] = []
 
-    @property
-    def ranks_step_together(self) -> bool:
-        """False after the warm-up: then no rank waits for another within an epoch."""
-        return self.thread is None
-
-    def _attach(self, target: Target) -> nn.Module:
-        """The model itself with hooks; if there is a warm-up, the model in DDP."""
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
+        """The model itself, with hooks."""
         if self.thread is not None:
             # An earlier run has failed, and its thread ends soon.
             self.thread.join()
-        self.size = num_ranks(target.group)
-        self.outer_group = target.group
-        # The algorithm can be attached again after `close`.
-        self.steps_made = 0
-        self.thread = None
+        self.size = num_ranks()
         # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
         # pickled object.
         self.weights_lock = FairLock()
         self.round_lock = threading.Lock()
         self.stop = threading.Event()
         if self.size == 1:
-            if self.warmup_steps and dist.is_initialized():
-                return target.wrap(target.model)
-            return target.model
-        broadcast_model(target.model, target.group)
-        self.weights = Weights(target.model)
-        self._make_groups()
-        for optimizer in target.optimizers:
-            self.handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self.handles.append(optimizer.register_step_post_hook(self._after_step))
-        self.training_lock = TrainingLock(self.weights_lock, target.model, target.optimizers)
-        if not self.warmup_steps:
-            self._start()
-            return target.model
-        self.wrapped = target.wrap(target.model)
-        return self.wrapped
-
-    def _make_groups(self) -> None:
+            return model
+        broadcast_model(model)
+        self.weights = Weights(model)
         # The thread has its own groups, because its collectives and those of the training have
         # no common order.
-        members = dist.get_process_group_ranks(self.outer_group or dist.group.WORLD)
-        local = self.outer_group is not None
-        self.group = dist.new_group(members, use_local_synchronization=local)
-        self.vote_group = self.group
+        self.group = self.vote_group = dist.new_group()
         if dist.get_backend(self.group) == "nccl":
             # A vote with NCCL would wait for the training's kernels. gloo runs on the CPU.
-            self.vote_group = dist.new_group(
-                members, backend="gloo", use_local_synchronization=local
-            )
+            self.vote_group = dist.new_group(backend="gloo")
+        for optimizer in optimizers:
+            self.handles.append(optimizer.register_step_pre_hook(self._before_step))
+        self.training_lock = TrainingLock(self.weights_lock, model, optimizers)
+        self.thread = threading.Thread(target=self._run, name="model average", daemon=True)
+        self.thread.start()
+        return model
 
     def bytes_per_round(self) -> float:
         """Bytes that this rank sends per round, vote included: the mean of three rounds.
@@ -147,18 +110,15 @@ class AsyncModelAverage(Algorithm):
         self.detach()
         if self.size == 1:
             return
-        if self.thread is not None:
-            self.thread.join()
+        self.thread.join()
         self._raise_failure()
         # Wait for all ranks. A rank that left the group earlier would break the last vote.
-        dist.barrier(self.outer_group)
+        dist.barrier()
         # torch cannot destroy a single group if its backend is written in Python.
         if dist.get_backend(self.group) != "vgpu":
             for group in {self.group, self.vote_group}:
                 dist.destroy_process_group(group)
-        self.group = None
-        self.vote_group = None
-        self.wrapped = None
+        self.group = self.vote_group = None
         # A second call of `close` then has nothing to do.
         self.size = 1
 
@@ -176,22 +136,11 @@ class AsyncModelAverage(Algorithm):
     def _before_step(self, *_: object) -> None:
         self._raise_failure()
 
-    def _after_step(self, *_: object) -> None:
-        self.steps_made += 1
-        if self.thread is None and self.steps_made >= self.warmup_steps:
-            # As in DDP.no_sync(): from now on DDP averages no gradients.
-            self.wrapped.require_backward_grad_sync = False
-            self._start()
-
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise RuntimeError(
                 "the thread that averages the weights has failed"
             ) from self.failure
-
-    def _start(self) -> None:
-        self.thread = threading.Thread(target=self._run, name="model average", daemon=True)
-        self.thread.start()
 
     def _run(self) -> None:
         try:

@@ -1,31 +1,13 @@
-"""The interface of an algorithm: what `attach` gets, and how it ends."""
+"""The interface of an algorithm: how it is attached to a model, and how it ends."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from multigpu.errors import UserError
-
-
-@dataclass(frozen=True)
-class Target:
-    """What an algorithm is attached to.
-
-    model        the model, on its device
-    optimizers   the optimizers of its parameters
-    wrap         puts a model into DistributedDataParallel
-    group        the ranks that communicate; None: all
-    """
-
-    model: nn.Module
-    optimizers: list[Optimizer]
-    wrap: Callable[[nn.Module], DistributedDataParallel]
-    group: dist.ProcessGroup | None = None
+Wrap = Callable[[nn.Module], DistributedDataParallel]
 
 
 class Algorithm(ABC):
@@ -36,22 +18,13 @@ class Algorithm(ABC):
 
     ranks_step_together = True
 
-    def attach(
-        self,
-        model: nn.Module,
-        optimizers: list[Optimizer],
-        wrap: Callable[[nn.Module], DistributedDataParallel],
-        group: dist.ProcessGroup | None = None,
-    ) -> nn.Module:
-        """Return the module to call instead of `model`: DDP, or the model itself with hooks.
-
-        All ranks start from the weights and buffers of the group's rank 0. All ranks must call
-        it.
-        """
-        return self._attach(Target(model, optimizers, wrap, group))
-
     @abstractmethod
-    def _attach(self, target: Target) -> nn.Module: ...
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
+        """Return the module to call instead of `model`: `wrap(model)`, or the model itself.
+
+        The model is on its device, and the optimizers have its parameters. All ranks start
+        from the weights and buffers of rank 0. All ranks must call it.
+        """
 
     def close(self) -> None:
         """End on all ranks: finish pending communication, and remove the hooks."""
@@ -59,13 +32,3 @@ class Algorithm(ABC):
 
     def detach(self) -> None:  # noqa: B027
         """Remove the hooks, without waiting for other ranks. By default there are no hooks."""
-
-
-def check_interval(communication_interval: int) -> int:
-    """Return the number of steps between exchanges. Raises UserError if it is below 1."""
-    if communication_interval < 1:
-        raise UserError(
-            f"communication_interval is {communication_interval}: "
-            f"expected a number of steps, 1 or more."
-        )
-    return communication_interval

@@ -13,8 +13,9 @@ the same bits.
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.quantise import compress, decompress
 
 
@@ -25,16 +26,15 @@ class Exchange:
     the mean.
     """
 
-    def __init__(self, vector: torch.Tensor, group: dist.ProcessGroup | None):
+    def __init__(self, vector: torch.Tensor):
         self.vector = vector
-        self.group = group
-        ranks = dist.get_world_size(group)
+        ranks = dist.get_world_size()
         missing = -len(vector) % ranks
         # Padded with the last number, not with 0, so the last chunk's range stays the same.
         padded = torch.cat([vector, vector[-1:].expand(missing)]) if missing else vector
         message = compress(padded.view(ranks, -1))
         self.messages = torch.empty_like(message)
-        self.work = dist.all_to_all_single(self.messages, message, group=group, async_op=True)
+        self.work = dist.all_to_all_single(self.messages, message, async_op=True)
 
     def gather(self) -> None:
         """Wait for the chunks, average them, and start the all-gather of the mean."""
@@ -42,9 +42,7 @@ class Exchange:
         dtype = torch.promote_types(self.vector.dtype, torch.float32)
         mean = compress(decompress(self.messages, dtype).mean(dim=0))
         self.messages = torch.empty_like(self.messages)
-        self.work = dist.all_gather(
-            list(self.messages.unbind()), mean, group=self.group, async_op=True
-        )
+        self.work = dist.all_gather(list(self.messages.unbind()), mean, async_op=True)
 
     def finish(self) -> torch.Tensor:
         """The mean (N,), in the vector's dtype."""
@@ -61,8 +59,7 @@ class ByteHook:
     buckets on all ranks. Calls from callbacks would have no fixed order.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None):
-        self.group = group
+    def __init__(self) -> None:
         self.running: list[tuple[torch.futures.Future[torch.Tensor], Exchange]] = []
 
     def hook(
@@ -71,13 +68,13 @@ class ByteHook:
         """The hook for DDP's register_comm_hook. The future's value is the averaged bucket."""
         vector = bucket.buffer()
         future = torch.futures.Future(devices=[vector.device] if vector.is_cuda else [])
-        if dist.get_world_size(self.group) == 1:
+        if dist.get_world_size() == 1:
             future.set_result(vector)
             return future
         if bucket.index() == 0:
             # A backward that raised an error may have left unfinished exchanges.
             self.running = []
-        self.running.append((future, Exchange(vector, self.group)))
+        self.running.append((future, Exchange(vector)))
         if len(self.running) > 1:
             _, previous = self.running[-2]
             previous.gather()
@@ -93,8 +90,7 @@ class ByteHook:
 class ByteGrad(Algorithm):
     """DDP whose gradients are sent as bytes."""
 
-    def _attach(self, target: Target) -> nn.Module:
-        wrapped = target.wrap(target.model)
-        hook = ByteHook(wrapped.process_group)
-        wrapped.register_comm_hook(None, hook.hook)
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
+        wrapped = wrap(model)
+        wrapped.register_comm_hook(None, ByteHook().hook)
         return wrapped

@@ -11,9 +11,10 @@ Algorithms?", 2017.)
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target, check_interval
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
 from multigpu.strategies.bagua.weights import Weights, broadcast_model
@@ -36,40 +37,30 @@ def peer(rank: int, exchange: int, size: int) -> int:
 class Decentralized(Algorithm):
     """Averages all floating-point weights over all ranks ("all") or with a peer ("shift_one").
 
-    A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per exchange of N float32
-    weights. There is one exchange every `communication_interval` steps. Buffers, such
-    as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
+    A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per step for N float32
+    weights. Buffers, such as a batch norm's running means, are not averaged; all ranks start
+    from rank 0's buffers.
     If there are several optimizers, each call of an optimizer's `step` is a step with its own
     exchange. All ranks must make the same number of steps. A rank that skips a step still
     makes the exchange of that step (see StepHooks).
     """
 
-    def __init__(
-        self,
-        *,
-        peer_selection_mode: str = "all",
-        communication_interval: int = 1,
-    ):
+    def __init__(self, *, peer_selection_mode: str = "all"):
         if peer_selection_mode not in MODES:
             raise UserError(
                 f"peer_selection_mode {peer_selection_mode!r}: "
                 f"expected {' or '.join(map(repr, MODES))}."
             )
         self.mode = peer_selection_mode
-        self.interval = check_interval(communication_interval)
         self.step_hooks: StepHooks | None = None
-        self.steps_begun = 0
         self.exchanges = 0
         # The works, the vector, and the peer's vector, which is None in mode "all".
         self.running: list[tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = []
 
-    def _attach(self, target: Target) -> nn.Module:
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
         """Raises UserError for "shift_one" with an odd number of ranks."""
-        model = target.model
-        # As in a new object: the first step after an earlier run exchanges.
-        self.steps_begun = 0
         self.exchanges = 0
-        size = num_ranks(target.group)
+        size = num_ranks()
         if size == 1:
             return model
         if self.mode == "shift_one" and size % 2:
@@ -77,12 +68,11 @@ class Decentralized(Algorithm):
                 f"'shift_one' pairs the ranks, and {size} is odd: "
                 f"start {size - 1} or {size + 1} ranks, or use 'all'."
             )
-        broadcast_model(model, target.group)
-        self.group = target.group
+        broadcast_model(model)
         self.weights = Weights(model)
         self.step_hooks = StepHooks(
             model,
-            target.optimizers,
+            optimizers,
             begin=self._begin,
             before=self._finish,
             skipped=self._finish,
@@ -101,22 +91,18 @@ class Decentralized(Algorithm):
             self.step_hooks.close()
 
     def _begin(self) -> None:
-        if self.steps_begun % self.interval == 0:
-            self.running = [self._start(vector) for vector in self.weights.copy()]
-            self.exchanges += 1
-        self.steps_begun += 1
+        self.running = [self._start(vector) for vector in self.weights.copy()]
+        self.exchanges += 1
 
     def _start(
         self, vector: torch.Tensor
     ) -> tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]:
-        group = self.group
         if self.mode == "all":
-            work = dist.all_reduce(vector, dist.ReduceOp.AVG, group, async_op=True)
+            work = dist.all_reduce(vector, dist.ReduceOp.AVG, async_op=True)
             return [work], vector, None
         received = torch.empty_like(vector)
-        rank = dist.get_rank(group)
-        other = peer(rank, self.exchanges, dist.get_world_size(group))
-        return swap([(vector, received, other)], group), vector, received
+        other = peer(dist.get_rank(), self.exchanges, num_ranks())
+        return swap([(vector, received, other)]), vector, received
 
     def _finish(self) -> None:
         """Wait for the running exchange, if there is one, and write the average."""

@@ -15,8 +15,9 @@ new w is the average (L + R + w)/3 of the old values plus the step x − w. (Tan
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
-from multigpu.strategies.bagua.base import Algorithm, Target, check_interval
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.quantise import compress, decompress
 from multigpu.strategies.bagua.step_hooks import StepHooks
 from multigpu.strategies.bagua.swap import swap
@@ -32,29 +33,22 @@ class LowPrecisionDecentralized(Algorithm):
     d, divided by 510. If there are two ranks, each is the left and the right neighbour of the
     other, so each message is sent twice. If there are several optimizers, an exchange follows
     the step of each optimizer. Buffers are not averaged; all ranks start from rank 0's.
-
-    communication_interval   steps between two exchanges; the first step has one
     """
 
-    def __init__(self, *, communication_interval: int = 1) -> None:
-        self.interval = check_interval(communication_interval)
-        self.steps_made = 0
+    def __init__(self) -> None:
         self.step_hooks: StepHooks | None = None
 
-    def _attach(self, target: Target) -> nn.Module:
-        model = target.model
-        if num_ranks(target.group) == 1:
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
+        if num_ranks() == 1:
             return model
-        broadcast_model(model, target.group)
-        self.steps_made = 0
-        self.group = target.group
+        broadcast_model(model)
         self.weights = Weights(model)
         # All ranks start from the same weights, so each knows its neighbours' weights exactly.
         self.left = self.weights.copy()
         self.right = self.weights.copy()
         self.own = self.weights.copy()
         self.step_hooks = StepHooks(
-            model, target.optimizers, after=self._after_step, skipped=self._after_step
+            model, optimizers, after=self._after_step, skipped=self._after_step
         )
         return model
 
@@ -64,10 +58,8 @@ class LowPrecisionDecentralized(Algorithm):
             self.step_hooks.close()
 
     def _after_step(self) -> None:
-        if self.steps_made % self.interval == 0:
-            self._exchange(self.weights.copy())
-            self.weights.write(self.own)
-        self.steps_made += 1
+        self._exchange(self.weights.copy())
+        self.weights.write(self.own)
 
     def _exchange(self, vectors: list[torch.Tensor]) -> None:
         """Send the changes to the neighbours, and update the three copies."""
@@ -81,14 +73,14 @@ class LowPrecisionDecentralized(Algorithm):
 
     def _swap(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Send the message to both neighbours. Returns (left message, right message)."""
-        rank = dist.get_rank(self.group)
-        size = dist.get_world_size(self.group)
+        rank = dist.get_rank()
+        size = num_ranks()
         from_left = torch.empty_like(message)
         from_right = torch.empty_like(message)
         messages = [
             (message, from_left, (rank - 1) % size),
             (message, from_right, (rank + 1) % size),
         ]
-        for work in swap(messages, self.group):
+        for work in swap(messages):
             work.wait()
         return from_left, from_right

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import Algorithm, Wrap
 from multigpu.strategies.bagua.bytegrad import ByteHook
 
 
@@ -145,42 +145,26 @@ class QAdamOptimizer(Optimizer):
 
 
 class QAdam(Algorithm):
-    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes.
+    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes."""
 
-    q_adam_optimizer   the optimizer, as in Bagua, or None; it must be the attached optimizer
-    """
-
-    def __init__(self, q_adam_optimizer: QAdamOptimizer | None = None):
-        self.q_adam_optimizer = q_adam_optimizer
-
-    def _attach(self, target: Target) -> nn.Module:
+    def attach(self, model: nn.Module, optimizers: list[Optimizer], wrap: Wrap) -> nn.Module:
         """Raises UserError unless the only optimizer is a QAdamOptimizer."""
-        optimizers = target.optimizers
         if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
             names = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
             raise UserError(
                 f"qadam needs exactly one optimizer, a QAdamOptimizer, but was given: {names}."
             )
-        if self.q_adam_optimizer not in (None, optimizers[0]):
-            raise UserError(
-                "q_adam_optimizer is not the optimizer that is attached: give the same one, "
-                "or leave the argument out."
-            )
         self.optimizer = optimizers[0]
-        wrapped = target.wrap(target.model)
-        self.byte_hook: ByteHook | None = ByteHook(wrapped.process_group)
+        self.byte_hook = ByteHook()
+        wrapped = wrap(model)
         wrapped.register_comm_hook(None, self._hook)
         return wrapped
-
-    def detach(self) -> None:
-        """Drop the reference to the process group."""
-        self.byte_hook = None
 
     def _hook(
         self, state: object, bucket: dist.GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
         if self.optimizer.warming_up():
-            return allreduce_hook(self.byte_hook.group, bucket)
+            return allreduce_hook(None, bucket)
         if bucket.index() == 0:
             if self.optimizer.exchanged:
                 raise UserError(

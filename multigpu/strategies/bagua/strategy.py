@@ -36,8 +36,9 @@ class BaguaStrategy(DDPStrategy):
 
     algorithm    a name in ALGORITHMS
     **keywords   the algorithm's own arguments, with Bagua's names and meaning:
-                 peer_selection_mode, communication_interval, sync_interval_ms, … Bagua's
-                 `hierarchical` and `average` are not here: as with False and True.
+                 peer_selection_mode of decentralized, sync_interval_ms of async. Bagua's
+                 others are not here: as with hierarchical=False, average=True and
+                 communication_interval=1.
     """
 
     name = "bagua"
@@ -67,7 +68,7 @@ class BaguaStrategy(DDPStrategy):
 
     @property
     def ranks_step_together(self) -> bool:
-        """False for async after its warm-up."""
+        """False for async."""
         return self.algorithm.ranks_step_together
 
     def close(self) -> None:

@@ -8,18 +8,18 @@ from multigpu.strategies.ranks import num_ranks
 
 
 @torch.no_grad()
-def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Copy the parameters and buffers of the group's rank 0 to all ranks.
+def broadcast_model(model: nn.Module) -> None:
+    """Copy the parameters and buffers of rank 0 to all ranks.
 
     All ranks must call it.
     """
-    if num_ranks(group) == 1:
+    if num_ranks() == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
         detached = tensor.detach()
         # The tensor itself if it is contiguous, otherwise a copy, which is written back.
         contiguous = detached.contiguous()
-        dist.broadcast(contiguous, group=group, group_src=0)
+        dist.broadcast(contiguous, 0)
         if contiguous is not detached:
             detached.copy_(contiguous)
 

@@ -13,60 +13,47 @@ averages:
 from typing import NoReturn
 
 from multigpu.strategies.horovod.collectives import (
-    allgather,
     allreduce,
-    barrier,
-    broadcast,
     broadcast_,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
 from multigpu.strategies.horovod.compression import Compression
-from multigpu.strategies.horovod.operations import Adasum, Average, Max, Min, Product, Sum
 from multigpu.strategies.horovod.optimizer import DistributedOptimizer
-from multigpu.strategies.horovod.process import (
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    nccl_built,
-    rank,
-    shutdown,
-    size,
-)
-from multigpu.strategies.horovod.run import run
+from multigpu.strategies.horovod.process import init, local_rank, rank, shutdown, size
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allgather",
     "allreduce",
-    "barrier",
-    "broadcast",
     "broadcast_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "init",
-    "is_initialized",
     "local_rank",
-    "local_size",
-    "nccl_built",
     "rank",
-    "run",
     "shutdown",
     "size",
 ]
 
+NO_OPERATION = "leave op out for a mean; for others use torch.distributed.all_reduce"
 # Horovod's other names, and what does the same.
 ALTERNATIVES = {
+    "Average": NO_OPERATION,
+    "Sum": NO_OPERATION,
+    "Min": NO_OPERATION,
+    "Max": NO_OPERATION,
+    "Product": NO_OPERATION,
+    "Adasum": "leave op out, and give the learning rate that you would give without Adasum",
+    "run": "start the program with `multigpu horovodrun -np N`",
+    "is_initialized": "use torch.distributed.is_initialized",
+    "local_size": "use multigpu.launch.find_world().local_size",
+    "nccl_built": "use torch.distributed.is_nccl_available",
+    "barrier": "use torch.distributed.barrier",
+    "broadcast": "use broadcast_ on a clone of the tensor",
+    "allgather": "use torch.distributed.all_gather",
     "elastic": "start with `torchrun --max-restarts`",
     "join": "give all ranks the same number of batches, as DistributedSampler does",
     "alltoall": "use torch.distributed.all_to_all_single",

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
-from multigpu.strategies.horovod.operations import Average, Operation, Sum
 from multigpu.strategies.ranks import num_ranks
 
 
@@ -26,9 +25,6 @@ class Averages:
     parameters        the optimizer's parameters, in the same order on all ranks
     compression       returns the tensor to send, given a gradient
     passes_per_step   backward passes per step
-    operation         Average or Sum
-    predivide         with Average: gradients are divided by it before the sum over the ranks,
-                      and multiplied by predivide / ranks after it
 
     skip              True: `before_step` does not average the gradients
     step_hook         the hook that calls `before_step`
@@ -39,12 +35,7 @@ class Averages:
         parameters: list[torch.Tensor],
         compression: Callable[[torch.Tensor], torch.Tensor],
         passes_per_step: int,
-        operation: Operation = Average,
-        predivide: float = 1.0,
     ):
-        self.sends_sum = operation is Sum or predivide != 1
-        self.before_sum = 1 / predivide
-        self.after_sum = predivide / num_ranks() if operation is Average else 1.0
         self.compression = compression
         self.passes_per_step = passes_per_step
         self.order = [p for p in reversed(parameters) if p.requires_grad]
@@ -98,10 +89,7 @@ class Averages:
             )
         gradient = parameter.grad.detach()
         reduced = self.compression(gradient).contiguous()
-        if self.before_sum != 1:
-            reduced = reduced * self.before_sum
-        operation = dist.ReduceOp.SUM if self.sends_sum else dist.ReduceOp.AVG
-        work = dist.all_reduce(reduced, operation, async_op=True)
+        work = dist.all_reduce(reduced, dist.ReduceOp.AVG, async_op=True)
         self.running.append((gradient, reduced, work))
 
     def synchronize(self) -> None:
@@ -113,8 +101,6 @@ class Averages:
                 self._start(parameter)
         for gradient, reduced, work in self.running:
             work.wait()
-            if self.sends_sum and self.after_sum != 1:
-                reduced *= self.after_sum
             if reduced is not gradient:
                 gradient.copy_(reduced)
         for parameter in self.order:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from multigpu import devices
 from multigpu.errors import UserError
 from multigpu.strategies.horovod.compression import Compression
-from multigpu.strategies.horovod.operations import Average, Operation, check_operation
 from multigpu.strategies.horovod.process import rank, size
 
 
@@ -23,46 +22,20 @@ def allreduce(
     *,
     name: str | None = None,
     compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
-    op: Operation = Average,
 ) -> torch.Tensor:
-    """The ranks' tensors reduced by `op`, as a new tensor. Gradients do not flow back.
+    """The mean of the ranks' tensors, as a new tensor. Gradients do not flow back.
 
-    Raises UserError for a mean of integers.
+    Raises UserError for integers.
     """
-    check_operation(op)
-    if op is Average and not tensor.is_floating_point():
+    if not tensor.is_floating_point():
         raise UserError(
             f"allreduce cannot average a tensor of type {tensor.dtype}: "
-            f"give op=Sum, or a floating-point tensor."
+            f"give a floating-point tensor."
         )
     result = compression(tensor.detach()).clone(memory_format=torch.contiguous_format)
     if size() > 1:
-        dist.all_reduce(result, op.reduce_op)
+        dist.all_reduce(result, dist.ReduceOp.AVG)
     return result.to(tensor.dtype)
-
-
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """The ranks' tensors, concatenated on dimension 0: (Σ rows, …).
-
-    The ranks can have different numbers of rows.
-    """
-    rows = torch.tensor([len(tensor)], device=tensor.device)
-    lengths = [torch.empty_like(rows) for _ in range(size())]
-    dist.all_gather(lengths, rows)
-    counts = [int(length) for length in lengths]
-    # torch's all_gather needs equal shapes: pad to the longest.
-    padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
-    padded[: len(tensor)] = tensor.detach()
-    gathered = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(gathered, padded)
-    return torch.cat(
-        [rows_of_rank[:count] for rows_of_rank, count in zip(gathered, counts, strict=True)]
-    )
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Rank root_rank's tensor, as a new tensor on each rank."""
-    return broadcast_(tensor.detach().clone(), root_rank)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
@@ -82,12 +55,6 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     if size() > 1:
         dist.broadcast_object_list(objects, root_rank)
     return objects[0]
-
-
-def barrier() -> None:
-    """Wait until all ranks have reached this call."""
-    if size() > 1:
-        dist.barrier()
 
 
 @torch.no_grad()

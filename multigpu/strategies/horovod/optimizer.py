@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 from multigpu.errors import UserError
 from multigpu.strategies.horovod.averages import Averages
 from multigpu.strategies.horovod.compression import Compression
-from multigpu.strategies.horovod.operations import Average, Operation, Sum, check_operation
 from multigpu.strategies.horovod.process import size
 
 
@@ -51,8 +50,6 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
     backward_passes_per_step: int = 1,
-    op: Operation = Average,
-    gradient_predivide_factor: float = 1.0,
 ) -> Optimizer:
     """Make `optimizer.step()` apply gradients that are averaged over the ranks.
 
@@ -66,13 +63,7 @@ def DistributedOptimizer(
     optimizer.skip_synchronize(): scaler.step(optimizer)`, because the scaler must get the
     averages.
 
-    op                          Average or Sum
-    gradient_predivide_factor   with Average: gradients are divided by it before the sum over
-                                the ranks, and the sum is multiplied by it / ranks. In fp16 a
-                                factor above 1 avoids an overflow of the sum.
-
-    Raises UserError before `init`, for another `op`, and if two names are equal or a parameter
-    has no name.
+    Raises UserError before `init`, and if two names are equal or a parameter has no name.
     """
     # Raises UserError if `init` was not called, because each rank would train alone.
     size()
@@ -82,14 +73,6 @@ def DistributedOptimizer(
         raise UserError(
             f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more."
         )
-    check_operation(op)
-    if op not in (Average, Sum):
-        raise UserError(f"op={op.name}: DistributedOptimizer has Average and Sum.")
-    if gradient_predivide_factor != 1 and op is not Average:
-        raise UserError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with op={op.name}: "
-            f"give it with op=Average only."
-        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is not None:
         parameters = _in_order_of_names(list(named_parameters), parameters)
@@ -97,13 +80,7 @@ def DistributedOptimizer(
     optimizer.__class__ = type(
         original.__name__, (_Averaging, original), {"__module__": original.__module__}
     )
-    optimizer._averaging = Averages(
-        parameters,
-        compression,
-        backward_passes_per_step,
-        op,
-        gradient_predivide_factor,
-    )
+    optimizer._averaging = Averages(parameters, compression, backward_passes_per_step)
     optimizer._averaging.step_hook = optimizer.register_step_pre_hook(
         lambda *_: optimizer._averaging.before_step()
     )

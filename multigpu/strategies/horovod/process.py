@@ -10,49 +10,9 @@ from multigpu.launch import rendezvous
 from multigpu.launch.world import World, find_world
 from multigpu.strategies.ranks import num_ranks
 
-
-class Process:
-    """What `init` has found: this process's rank and the number of ranks."""
-
-    def __init__(self) -> None:
-        self._world: World | None = None
-        self._started_group = False
-
-    @property
-    def world(self) -> World:
-        """The rank and the number of ranks. Raises UserError before `init`."""
-        if self._world is None:
-            raise UserError("Horovod has not been started: call init() first.")
-        return self._world
-
-    @property
-    def started(self) -> bool:
-        """True between `init` and `shutdown`."""
-        return self._world is not None
-
-    def start(self) -> None:
-        """Start torch.distributed, unless it runs already."""
-        world = find_world()
-        if not dist.is_initialized():
-            device = devices.pick(world)
-            store = rendezvous.open_store(world, device)
-            dist.init_process_group(
-                devices.backend(device), store=store, rank=world.rank, world_size=world.size
-            )
-            self._started_group = True
-            atexit.register(self.end)
-        self._world = world
-
-    def end(self) -> None:
-        """Destroy the process group if `start` started it: others use one that ran before."""
-        if self._started_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._started_group = False
-        self._world = None
-
-
 # Horovod's interface is functions without an object, so this module keeps their state.
-PROCESS = Process()
+_world: World | None = None
+_started_group = False
 
 
 def init() -> None:
@@ -61,41 +21,45 @@ def init() -> None:
     If torch.distributed runs already, it is used. Otherwise the device is cuda:local_rank,
     which becomes the current device, or the CPU.
     """
-    PROCESS.start()
+    global _world, _started_group
+    _world = find_world()
+    if not dist.is_initialized():
+        device = devices.pick(_world)
+        store = rendezvous.open_store(_world, device)
+        dist.init_process_group(
+            devices.backend(device), store=store, rank=_world.rank, world_size=_world.size
+        )
+        _started_group = True
+        atexit.register(shutdown)
 
 
 def shutdown() -> None:
-    """End what `init` has started."""
-    PROCESS.end()
-
-
-def is_initialized() -> bool:
-    """True between `init` and `shutdown`."""
-    return PROCESS.started
+    """Destroy the process group if `init` started it: others use one that ran before."""
+    global _world, _started_group
+    if _started_group and dist.is_initialized():
+        dist.destroy_process_group()
+    _world = None
+    _started_group = False
 
 
 def size() -> int:
     """The number of ranks. Raises UserError before `init`."""
-    _ = PROCESS.world
+    _place()
     return num_ranks()
 
 
 def rank() -> int:
     """This process's rank, from 0 on. Raises UserError before `init`."""
-    _ = PROCESS.world
+    _place()
     return dist.get_rank()
 
 
 def local_rank() -> int:
     """The rank within this node, which is also the index of the GPU."""
-    return PROCESS.world.local_rank
+    return _place().local_rank
 
 
-def local_size() -> int:
-    """The number of ranks on this node."""
-    return PROCESS.world.local_size
-
-
-def nccl_built() -> bool:
-    """True if torch has NCCL."""
-    return dist.is_nccl_available()
+def _place() -> World:
+    if _world is None:
+        raise UserError("Horovod has not been started: call init() first.")
+    return _world

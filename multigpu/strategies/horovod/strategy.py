@@ -6,23 +6,18 @@ If the package `horovod` can be imported, it is used. Otherwise the course's own
 used.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from multigpu.errors import UserError
-from multigpu.launch.world import find_world
 from multigpu.strategies import horovod as course_horovod
 from multigpu.strategies.ddp import DDPStrategy, trainable_parameters
 from multigpu.strategies.horovod.optimizer import remove_averaging
-
-Result = TypeVar("Result")
 
 # The learning rates and their bounds. OneCycleLR keeps them in the parameter groups; CyclicLR,
 # the cosine schedulers and ReduceLROnPlateau keep them in attributes.
@@ -72,18 +67,12 @@ class HorovodStrategy(DDPStrategy):
 
     def start(self, processes: int) -> None:
         """Raises UserError: the script does not start Horovod's ranks."""
+        ranks = processes * self.num_nodes
         raise UserError(
-            f"devices={processes} requests {processes} ranks, but a driver must start "
-            f"horovod's ranks: run `multigpu horovodrun -np {processes} python train.py`, "
-            f"and leave devices out."
+            f"{ranks} ranks were requested, but a driver must start horovod's ranks: run "
+            f"`multigpu horovodrun -np {ranks} python train.py`, or srun or mpirun on several "
+            f"nodes, and leave devices out."
         )
-
-    def launch(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Run `function(*args)` here. Raises UserError if no driver started the ranks."""
-        processes = self.ranks_on_node() or 1
-        if find_world().launcher == "python" and processes > 1:
-            self.start(processes)
-        return function(*args)
 
     def connect(self) -> None:
         """Connect as ddp does, then call Horovod's init."""

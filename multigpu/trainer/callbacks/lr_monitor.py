@@ -1,10 +1,10 @@
 """LearningRateMonitor: log the learning rate of each optimizer."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.trainer.callbacks.callback import Callback
@@ -49,13 +49,12 @@ class LearningRateMonitor(Callback):
             self._log(trainer, "epoch")
 
     def _log(self, trainer: Any, interval: str) -> None:
-        rates: dict[str, float] = {}
-        for optimizer, names, own_interval in _named(trainer):
-            # An optimizer without a scheduler has no interval, so it is logged at both.
-            if self.logging_interval is None and own_interval not in (None, interval):
-                continue
-            for group, name in zip(optimizer.param_groups, names, strict=True):
-                rates[name] = float(group["lr"])
+        # An optimizer without a scheduler has no interval, so it is logged at both.
+        rates = {
+            name: rate
+            for name, rate, own_interval in _rates(trainer)
+            if self.logging_interval or own_interval in (None, interval)
+        }
         if not rates:
             return
         trainer.callback_metrics.update({name: torch.tensor(rates[name]) for name in rates})
@@ -63,17 +62,16 @@ class LearningRateMonitor(Callback):
             logger.log_metrics(metrics=rates, step=trainer._logged_step)
 
 
-def _named(trainer: Any) -> list[tuple[Optimizer, list[str], str | None]]:
-    """Each optimizer, its groups' names and its scheduler's interval.
+def _rates(trainer: Any) -> Iterator[tuple[str, float, str | None]]:
+    """Each parameter group's name, its learning rate and its scheduler's interval.
 
-    Optimizers with a scheduler come first; each scheduler has a row.
+    Optimizers with a scheduler come first, once for each scheduler.
     """
     rows = [(config.scheduler.optimizer, config) for config in trainer.lr_scheduler_configs]
     scheduled = {id(optimizer) for optimizer, _ in rows}
     rows += [
         (optimizer, None) for optimizer in trainer.optimizers if id(optimizer) not in scheduled
     ]
-    named = []
     count: Counter[type] = Counter()
     for optimizer, config in rows:
         kind = type(optimizer)
@@ -82,12 +80,8 @@ def _named(trainer: Any) -> list[tuple[Optimizer, list[str], str | None]]:
             number = f"-{count[kind]}" if count[kind] else ""
             name = f"lr-{kind.__name__}{number}"
             count[kind] += 1
+        interval = config.interval if config else None
         groups = optimizer.param_groups
-        names = [name]
-        if len(groups) > 1:
-            group_names = (
-                group.get("name", f"pg{n}") for n, group in enumerate(groups, start=1)
-            )
-            names = [f"{name}/{group_name}" for group_name in group_names]
-        named.append((optimizer, names, config.interval if config else None))
-    return named
+        for n, group in enumerate(groups, start=1):
+            part = "/" + group.get("name", f"pg{n}") if len(groups) > 1 else ""
+            yield name + part, float(group["lr"]), interval
