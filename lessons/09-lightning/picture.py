@@ -48,7 +48,8 @@ def recorded() -> list[str]:
             if method is not None and method.__qualname__.startswith(type(owner).__name__):
 
                 def call(*args, method=method, owner=owner, name=name, **keywords):
-                    order.append("sanity check" if trainer.sanity_checking else name)
+                    sanity = trainer.sanity_checking and name == "validation_step"
+                    order.append("sanity check" if sanity else name)
                     return method(owner, *args, **keywords)
 
                 owner.__dict__[name] = call

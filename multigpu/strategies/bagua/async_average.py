@@ -68,6 +68,7 @@ class AsyncModelAverage(Algorithm):
         if self.thread is not None:
             # An earlier run has failed, and its thread ends soon.
             self.thread.join()
+        self.failure = None
         self.size = num_ranks()
         # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
         # pickled object.
