@@ -323,7 +323,8 @@ with exercise.check("training_step", "no row", points=2, hidden=True) as student
 # ## 3. Find the bug: a run that stands still (5 points)
 # The callback below works on one device. On two ranks, some runs stand still after a few
 # epochs: no message, and the GPU of a rank that waits shows 100%. After the timeout of ten
-# minutes, NCCL reports a collective on one rank only. Run the check to see it with two processes.
+# minutes, NCCL reports a collective on one rank only. Run the check to see it with two
+# processes.
 #
 # `StopEarly` should stop the training of *all* ranks after the same epoch: the first at which
 # the mean test loss over all test images has not fallen below its best for `patience` epochs.
