@@ -6,16 +6,17 @@ In a file, every state of a bar would remain.
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import math
 import sys
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.refused import refuse_arguments
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 class TQDMProgressBar(Callback):
     """Draw one tqdm bar per training epoch, on rank 0.
 
-    If the output is not a terminal, one line per epoch is printed instead. The bar is drawn
-    every `refresh_rate` batches (0: never), but at most ten times per second. With `leave` the
-    bars of all epochs stay on the screen, else the last one.
+    If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
+    instead. The bar is drawn every `refresh_rate` batches (0: never), but at most ten times
+    per second. With `leave` the bars of all epochs stay on the screen, else the last one.
     """
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False, **refused: Any):
@@ -62,7 +63,7 @@ class TQDMProgressBar(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         if self._bar is not None:
             self._show_metrics(trainer, pl_module)
-        elif self.refresh_rate and trainer.is_global_zero and not sys.stdout.isatty():
+        elif self.refresh_rate and trainer.is_global_zero and not _can_draw():
             metrics = self.get_metrics(trainer, pl_module)
             fields = [f"epoch {trainer.current_epoch}", f"step {trainer.global_step}"]
             fields += [f"{name} {_short(value)}" for name, value in metrics.items()]
@@ -80,8 +81,10 @@ class TQDMProgressBar(Callback):
         if self._bar is not None:
             self._bar.leave = self._leave  # else the next bar takes its line
         self._close()
-        if not (self.refresh_rate and trainer.is_global_zero and sys.stdout.isatty()):
+        if not (self.refresh_rate and trainer.is_global_zero and _can_draw()):
             return
+        from tqdm import tqdm
+
         batches = trainer.num_training_batches
         self._bar = tqdm(
             desc=f"Epoch {trainer.current_epoch}",
@@ -100,6 +103,11 @@ class TQDMProgressBar(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _can_draw() -> bool:
+    """Whether stdout is a terminal, and tqdm is installed."""
+    return sys.stdout.isatty() and importlib.util.find_spec("tqdm") is not None
 
 
 def _short(value: Any) -> str:
