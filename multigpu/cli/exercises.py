@@ -33,13 +33,16 @@ def exercise_check(
     announce("checking, which takes some seconds")
     results = grading.check_own(notebook)
     for question in results:
-        print(f"{question.title}: {question.earned:g} of {question.points:g} points")
+        earned = "not checked," if question.earned is None else f"{question.earned:g} of"
+        print(f"{question.title}: {earned} {question.points:g} points")
         for part in question.parts:
             for line in part.lines:
                 print(f"    {line}")
         if question.printed:
             print(f"    {PRINTED}")
             print("\n".join(f"        {line}" for line in question.printed.splitlines()))
+    if any(question.earned is None for question in results):
+        raise UserError("this machine could not run all checks: the lines above say why.")
     earned = sum(question.earned for question in results)
     points = sum(question.points for question in results)
     print(f"{earned:g} of {points:g} points for the visible checks.")

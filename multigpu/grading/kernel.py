@@ -41,7 +41,10 @@ def _limit_memory() -> None:
     """Limit this process's memory, once. Each process that it starts has the same limit."""
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         return
-    status = Path("/proc/self/status").read_text()
+    try:
+        status = Path("/proc/self/status").read_text()
+    except FileNotFoundError:
+        return  # macOS, where students check their own answers, and nobody is graded
     used = int(status.partition("VmData:")[2].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
 

@@ -1,6 +1,7 @@
 """What the grader's kernel forgets between two submissions."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,15 @@ from multigpu.virtual import control
 
 
 @pytest.fixture(autouse=True)
-def without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of memory would hold for the tests' process to its end."""
-    monkeypatch.setattr(kernel, "_limit_memory", lambda: None)
+def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS. The limit of memory would hold for the tests' process to its end."""
+
+    def read_text(path: Path, *arguments: str, **options: str) -> str:
+        if path.is_relative_to("/proc"):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return path.read_bytes().decode()
+
+    monkeypatch.setattr(Path, "read_text", read_text)
 
 
 def test_the_virtual_gpus_of_the_last_submission_are_stopped(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 
 import multigpu
 from multigpu import cli
+from multigpu.grading import grade
+from multigpu.grading.results import PartResult, QuestionResult
 
 
 def test_version():
@@ -49,3 +51,15 @@ def test_a_missing_package_of_an_extra_is_one_sentence(monkeypatch, capsys, tmp_
         "error: this command needs the package nbformat: run pip install 'multigpu[lab]', "
         "or make install in a clone."
     )
+
+
+def test_checks_that_the_machine_could_not_run_are_no_traceback(monkeypatch, capsys):
+    part = PartResult("a title", 2, False, "blocked", ["no process for the answer"])
+    question = QuestionResult("a", "1. Predict", [part])
+    monkeypatch.setattr(grade, "check_own", lambda notebook: [question])
+    monkeypatch.setattr(sys, "argv", ["multigpu", "exercise", "check", "x.ipynb"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    assert ended.value.code == 2 and "1. Predict: not checked, 2 points" in captured.out
+    assert "this machine could not run all checks" in captured.err.splitlines()[-1]

@@ -22,6 +22,7 @@ y = x * 2
 records = Path(os.environ["MULTIGPU_VIRTUAL_RECORDS"])
 while len(list(records.glob("*.json"))) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.01)
+time.sleep(0.5)  # a process writes its record each 0.2 s
 """
 
 
