@@ -33,8 +33,8 @@ def exercise_check(
     announce("checking, which takes some seconds")
     results = grading.check_own(notebook)
     for question in results:
-        earned = "not checked," if question.earned is None else f"{question.earned:g} of"
-        print(f"{question.title}: {earned} {question.points:g} points")
+        score = "not checked," if question.earned is None else f"{question.earned:g} of"
+        print(f"{question.title}: {score} {question.points:g} points")
         for part in question.parts:
             for line in part.lines:
                 print(f"    {line}")

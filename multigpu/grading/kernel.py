@@ -44,7 +44,7 @@ def _limit_memory() -> None:
     try:
         status = Path("/proc/self/status").read_text()
     except FileNotFoundError:
-        return  # macOS, where students check their own answers, and nobody is graded
+        return  # macOS has no /proc: there the checks have no limit of memory
     used = int(status.partition("VmData:")[2].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
 

@@ -203,8 +203,16 @@ def test_what_torchs_compiler_compares_is_left_alone():
         assert torch.Tensor._make_subclass is torch._C.TensorBase._make_subclass
 
 
-# C functions of a build with NCCL, which no file of torch declares.
-UNDECLARED = {"_dump_nccl_trace", "_dump_nccl_trace_json"}
+# What torch 2.13 for the CPU does not have, and none of its files declares in torch._C.
+MISSING = {
+    "torch.nn.parameter.UninitializedTensorMixin.device",  # it is added
+    "torch.cuda._get_device_properties",
+    "torch.cuda.pynvml",
+    "torch.distributed.ProcessGroupNCCL",
+    "torch.distributed.distributed_c10d.ProcessGroupNCCL",
+    "torch._C._distributed_c10d._dump_nccl_trace",
+    "torch._C._distributed_c10d._dump_nccl_trace_json",
+}
 
 
 def test_names_that_a_version_may_lack_occur_in_torch():
@@ -218,11 +226,12 @@ def test_names_that_a_version_may_lack_occur_in_torch():
         if isinstance(row, Replacement) and row.optional
     ]
     missing = {
-        row.name
+        f"{row.owner}.{row.name}"
         for row in optional
-        if not hasattr(resolve_name(row.owner), row.name) and row.name not in declared
+        if not hasattr(resolve_name(row.owner), row.name)
+        and not (row.owner.startswith("torch._C") and row.name in declared)
     }
-    assert missing <= UNDECLARED and len(optional) > 100
+    assert missing <= MISSING and len(optional) > 100
 
 
 def test_no_symbol_is_replaced_twice():
