@@ -153,8 +153,8 @@ def restore_model(
 def restore_training(run: Run, content: dict[str, Any]) -> None:
     """Restore optimizers, schedulers, loss scaler, counters and random states.
 
-    Raises UserError if the file contains weights only, was written by Lightning, or has
-    another number of optimizers.
+    Raises UserError if the file contains weights only, was written by Lightning, has another
+    number of optimizers, or more epochs than max_epochs.
     """
     path = run.state.ckpt_path
     _restore_optimizers(run, content, path)
@@ -174,6 +174,12 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
         if monitored:
             fit.step_schedulers("epoch", plateau=True)
         state.current_epoch += 1
+    limit = run.settings.max_epochs
+    if limit not in (None, -1) and state.current_epoch > limit:
+        raise UserError(
+            f"{path} has {state.current_epoch} epochs, and max_epochs is {limit}, which counts "
+            "these, too: set it to the number of epochs of the whole run."
+        )
     _restore_random_states(run, progress["random"])
     run.report(f"Restored all states from the checkpoint at {path}")
 

@@ -172,6 +172,18 @@ def test_a_file_that_is_no_checkpoint_is_named_in_one_line(tmp_path, checkpoint,
     assert not missing and "\n" not in text, f"{missing} not in: {text}"
 
 
+@pytest.mark.parametrize("name", ["multigpu", "lightning"])
+def test_max_epochs_counts_the_epochs_of_the_checkpoint(tmp_path, name):
+    """With as many epochs nothing is left to train; with fewer, max_epochs is a mistake."""
+    library = packages()[name]
+    _, _, run = fit(library, tmp_path, epochs=2)
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    losses, _, _ = fit(library, tmp_path, epochs=2, ckpt_path=tmp_path / "two.ckpt")
+    assert losses == []
+    with pytest.raises(Exception, match="2.*max_epochs.*1"):
+        fit(library, tmp_path, epochs=1, ckpt_path=tmp_path / "two.ckpt")
+
+
 class Wider(type(trainer_user.net(ours))):
     def __init__(self):
         super().__init__()
