@@ -177,8 +177,8 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
     limit = run.settings.max_epochs
     if limit not in (None, -1) and state.current_epoch > limit:
         raise UserError(
-            f"{path} has {state.current_epoch} epochs, and max_epochs is {limit}, which counts "
-            "these, too: set it to the number of epochs of the whole run."
+            f"{path} has {state.current_epoch} epochs, and max_epochs is {limit}: "
+            "set it to the number of epochs of the whole run, with those of the file."
         )
     _restore_random_states(run, progress["random"])
     run.report(f"Restored all states from the checkpoint at {path}")
