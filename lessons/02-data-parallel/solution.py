@@ -51,8 +51,8 @@ def check_statistics(student, got, expected, untouched=()):
     """
     for part in ("running_mean", "running_var"):
         wanted = {name: each for name, each in expected.items() if part in name}
-        found = {name: each for name, each in got.items() if part in name}
-        text = difference(found, wanted, rtol=1e-4, atol=1e-5)
+        values = {name: each for name, each in got.items() if part in name}
+        text = difference(values, wanted, rtol=1e-4, atol=1e-5)
         hint = "does each batch count alike, and what the model saw before not at all?"
         if any(not difference(got, each) for each in untouched):
             hint = "no batch has changed it; in which mode does a BatchNorm update it?"
@@ -345,21 +345,21 @@ class OneAfterAnother(nn.DataParallel):
 
     def parallel_apply(self, replicas, inputs, kwargs):
         outputs = []
-        for replica, own, gpu in zip(replicas, inputs, self.device_ids, strict=False):
+        for replica, arguments, gpu in zip(replicas, inputs, self.device_ids, strict=False):
             with torch.accelerator.device_index(gpu):
-                outputs.append(replica(*own))
+                outputs.append(replica(*arguments))
         return outputs
 
 
 def parts_on_gpus(rows, labels, count):
     """What `loss_parts` returns on each of `count` GPUs, in words."""
     lists = []
-    for gpu, own, its in zip(
+    for gpu, part, part_labels in zip(
         virtual_gpus(count), rows.chunk(count), labels.chunk(count), strict=True
     ):
-        parts = loss_parts(WithLoss().net.to(gpu)(own.to(gpu)), its.to(gpu))
+        parts = loss_parts(WithLoss().net.to(gpu)(part.to(gpu)), part_labels.to(gpu))
         parts = parts if isinstance(parts, tuple | list) else [parts]
-        lists.append([in_words(part) for part in parts])
+        lists.append([in_words(number) for number in parts])
     return lists
 
 

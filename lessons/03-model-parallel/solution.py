@@ -131,8 +131,8 @@ def check_peak(student, case: tuple, what: str, hint: str) -> None:
         student.expect(False, what, f"peak must return a number of bytes; it is {got!r:.60}")
         return
     expected = metered(*case)
-    found = f"peak{case} gives {got / MIB:,.1f} MiB, metered are {expected / MIB:,.1f} MiB"
-    student.expect(abs(got - expected) <= 0.02 * expected, what, f"{found}; {hint}")
+    peaks = f"peak{case} gives {got / MIB:,.1f} MiB, metered are {expected / MIB:,.1f} MiB"
+    student.expect(abs(got - expected) <= 0.02 * expected, what, f"{peaks}; {hint}")
 
 
 # %%

@@ -263,7 +263,7 @@ def run_collect(case, n, old=None):
         for process in processes:
             process.join(1)
         files = sorted(os.listdir(folder))
-        found = {
+        contents = {
             name: torch.load(os.path.join(folder, name))
             for name in files
             if name.endswith(".pt")
@@ -271,8 +271,8 @@ def run_collect(case, n, old=None):
         return {
             "error": error,
             "files": files,
-            "results": found.get("results.pt"),
-            "old": found.get("old.pt"),
+            "results": contents.get("results.pt"),
+            "old": contents.get("old.pt"),
             "parent": os.getpid(),
             "processes": sum(process.is_alive() for process in processes),
         }
@@ -323,12 +323,12 @@ def collect(function, n: int, path: str) -> None:
 
 # %% jupyter={"source_hidden": true}
 # setup
-def is_list(student, found, n):
+def is_list(student, report, n):
     """Whether a list of n results is at `path`. The verdict says what else is there."""
-    results = found["results"]
+    results = report["results"]
     reason = f"there is a {type(results).__name__}"
-    if found["error"]:
-        reason = f"collect raised RuntimeError: {found['error']}"
+    if report["error"]:
+        reason = f"collect raised RuntimeError: {report['error']}"
     elif results is None:
         reason = "there is no file"
     elif isinstance(results, list):
@@ -337,59 +337,59 @@ def is_list(student, found, n):
     return student.expect(right, f"the list of the {n} results is at `path`", reason)
 
 
-def names_rank(student, found, rank):
+def names_rank(student, report, rank):
     """Whether a RuntimeError names the failed rank. Only then the rest is judged."""
     return student.expect(
-        str(rank) in (found["error"] or ""),
+        str(rank) in (report["error"] or ""),
         f"there is a RuntimeError that names rank {rank}",
-        f"its text is {found['error']!r}" if found["error"] else "there is none",
+        f"its text is {report['error']!r}" if report["error"] else "there is none",
     )
 
 
 # %%
 with exercise.check("collect", "the order of the ranks", points=1) as student:
-    found = student.call("run_collect", "slow_rank_0", 3)
-    if is_list(student, found, 3):
-        squares = [square for square, _ in found["results"]]
+    report = student.call("run_collect", "slow_rank_0", 3)
+    if is_list(student, report, 3):
+        squares = [square for square, _ in report["results"]]
         student.equal(squares, [0, 1, 4], "the results are in the order of the ranks")
-        ids = {process for _, process in found["results"]} | {found["parent"]}
+        ids = {process for _, process in report["results"]} | {report["parent"]}
         student.expect(
             len(ids) == 4, "each rank is a new process", "two ran in the same process"
         )
 
 # %%
 with exercise.check("collect", "large results", points=1) as student:
-    found = student.call("run_collect", "large", 2)
-    if is_list(student, found, 2):
-        lengths = [len(result) for result in found["results"]]
+    report = student.call("run_collect", "large", 2)
+    if is_list(student, report, 2):
+        lengths = [len(result) for result in report["results"]]
         student.equal(lengths, [200_000] * 2, "results of 200 kB arrive")
 
 # %%
 with exercise.check("collect", "a file that somebody reads", points=1) as student:
-    found = student.call("run_collect", "large", 2, [1, 2, 3])
-    if is_list(student, found, 2):
+    report = student.call("run_collect", "large", 2, [1, 2, 3])
+    if is_list(student, report, 2):
         student.expect(
-            found["old"] == [1, 2, 3],
+            report["old"] == [1, 2, 3],
             "who has opened the old file still reads all of it",
             "the new results were written into it, so a reader can see half a file",
         )
-        student.equal(found["files"], ["old.pt", "results.pt"], "no other file is left")
+        student.equal(report["files"], ["old.pt", "results.pt"], "no other file is left")
 
 # %%
 with exercise.check("collect", "rank 1 raises an exception", points=2) as student:
-    found = student.call("run_collect", "rank_1_raises", 3)
-    if names_rank(student, found, 1):
-        student.equal(found["files"], [], "no file is left")
-        student.equal(found["processes"], 0, "no process is left")
+    report = student.call("run_collect", "rank_1_raises", 3)
+    if names_rank(student, report, 1):
+        student.equal(report["files"], [], "no file is left")
+        student.equal(report["processes"], 0, "no process is left")
 
 # %%
 with exercise.check("collect", "a rank is killed", points=2, hidden=True) as student:
     ranks = student.random.randint(4, 5)
-    found = student.call("run_collect", "last_is_killed", ranks, [7])
-    if names_rank(student, found, 3):
-        student.equal(found["results"], [7], "the file that was there stays")
-        student.equal(found["files"], ["old.pt", "results.pt"], "no other file is left")
-        student.equal(found["processes"], 0, "no process is left")
+    report = student.call("run_collect", "last_is_killed", ranks, [7])
+    if names_rank(student, report, 3):
+        student.equal(report["results"], [7], "the file that was there stays")
+        student.equal(report["files"], ["old.pt", "results.pt"], "no other file is left")
+        student.equal(report["processes"], 0, "no process is left")
 
 # %% [markdown]
 # ## 4. Find the bugs: a port in use (4 points)

@@ -52,17 +52,17 @@ def own_gradients(weights, rank, batches, images, factors, unused=0):
     for number in range(len(weights), 0, -1):
         scale *= factors.get(f"rank {rank}, layer {number}", 1.0)
         for weight in reversed(list(model.layers[number - 1].parameters())):
-            own = torch.zeros_like(weight) if weight.grad is None else weight.grad * scale
-            gradients.insert(0, own)
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad * scale
+            gradients.insert(0, gradient)
     return gradients
 
 
 def gradients_of_all(weights, batches, factors, unused=()):
     """The gradient of the mean loss over the rows of all ranks, weight by weight."""
-    images = sum(len(rows) for own in batches for rows, _ in own)
+    images = sum(len(rows) for of_rank in batches for rows, _ in of_rank)
     of_ranks = [
-        own_gradients(weights, rank, own, images, factors, dict(unused).get(rank, 0))
-        for rank, own in enumerate(batches)
+        own_gradients(weights, rank, of_rank, images, factors, dict(unused).get(rank, 0))
+        for rank, of_rank in enumerate(batches)
     ]
     return [sum(parts) for parts in zip(*of_ranks, strict=True)]
 
@@ -424,15 +424,13 @@ with exercise.check("my_ddp", "the log of a step", points=2) as student:
         as_expected = student.expect(not difference, statement, difference) and as_expected
     if as_expected:
         calls = [call for call in run.calls[0] if call.kind == "all_reduce"]
-        sent = [torch.cat([part.flatten() for part in call.tensors]).norm() for call in calls]
         gradients = own_gradients(weights, 0, batches[0], 8, run.factors)
-        own = [
-            torch.cat([part.flatten() for part in parts]).norm()
-            for parts in (gradients[4:], gradients[2:4], gradients[:2])
-        ]
-        sent, own = torch.stack(sent).double(), torch.stack(own).double()
+        buckets = gradients[4:], gradients[2:4], gradients[:2]
+        norm = torch.nn.utils.get_total_norm
+        sent = torch.stack([norm(call.tensors) for call in calls]).double()
+        norms = torch.stack([norm(bucket) for bucket in buckets]).double()
         student.expect(
-            torch.allclose(sent / sent[0], own / own[0], rtol=1e-4),
+            torch.allclose(sent / sent[0], norms / norms[0], rtol=1e-4),
             "each all-reduce sends the gradients of its bucket",
             "it sends other numbers: when is its tensor filled, and from which gradients?",
         )
@@ -659,22 +657,23 @@ with exercise.check("finish_epoch", "the loss", points=1) as student:
     test = test_set(4, student.generator)
     losses = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0])]
     weights, rows, labels = test
-    run = student.ranks("end_of_epoch", [[weights, own, rows, labels] for own in losses])
-    found = [report["loss"] for report in run.values]
-    student.close_to(found, [4.0, 4.0], "both ranks report the mean loss of all images")
+    run = student.ranks("end_of_epoch", [[weights, each, rows, labels] for each in losses])
+    reported = [report["loss"] for report in run.values]
+    student.close_to(reported, [4.0, 4.0], "both ranks report the mean loss of all images")
 
 # %%
 with exercise.check("finish_epoch", "the accuracy", points=1) as student:
     weights, rows, labels = test_set(7, student.generator)
     losses = torch.ones(3)
     run = student.ranks("end_of_epoch", [[weights, losses, rows, labels]] * 3)
-    found = [report["accuracy"] for report in run.values]
-    student.close_to(found, [6 / 7] * 3, "three ranks report 6 hits of 7 test images")
+    reported = [report["accuracy"] for report in run.values]
+    student.close_to(reported, [6 / 7] * 3, "three ranks report 6 hits of 7 test images")
     weights, of_ranks, labels = rows_for_two(7, student.generator)
     arguments = [[weights, losses, rows, labels] for rows in of_ranks]
-    found = [report["accuracy"] for report in student.ranks("end_of_epoch", arguments).values]
+    run = student.ranks("end_of_epoch", arguments)
+    first, second = (report["accuracy"] for report in run.values)
     student.expect(
-        found[0] == found[1] and any(abs(found[0] - hits / 7) < 1e-6 for hits in range(1, 7)),
+        first == second and any(abs(first - hits / 7) < 1e-6 for hits in range(1, 7)),
         "each rank computes its part of the test images",
         "a rank computes all of them, or none",
     )
@@ -683,8 +682,8 @@ with exercise.check("finish_epoch", "the accuracy", points=1) as student:
 with exercise.check("finish_epoch", "fewer test images than ranks", points=1) as student:
     weights, rows, labels = test_set(2, student.generator)
     run = student.ranks("end_of_epoch", [[weights, torch.ones(3), rows, labels]] * 3)
-    found = [report["accuracy"] for report in run.values]
-    student.close_to(found, [1 / 2] * 3, "three ranks report 1 hit of 2 test images")
+    reported = [report["accuracy"] for report in run.values]
+    student.close_to(reported, [1 / 2] * 3, "three ranks report 1 hit of 2 test images")
 
 # %%
 with exercise.check("finish_epoch", "the names of the weights", points=1) as student:
@@ -694,17 +693,17 @@ with exercise.check("finish_epoch", "the names of the weights", points=1) as stu
     student.equal(
         sorted(names), sorted(weights), "a model without DDP can load rank 0's weights"
     )
-    found = run.values[0]["weights"].values()
-    student.expect(any(value.any() for value in found), "they are not all 0")
+    loaded = run.values[0]["weights"].values()
+    student.expect(any(value.any() for value in loaded), "they are not all 0")
 
 # %%
 with exercise.check("finish_epoch", "the model stays as it was", points=1) as student:
     weights, rows, labels = test_set(8, student.generator)
     run = student.ranks("end_of_epoch", [[weights, torch.ones(3), rows, labels]] * 2)
-    found = run.values[0]["weights"]
-    found = {name.removeprefix("module."): value for name, value in found.items()}
+    loaded = run.values[0]["weights"]
+    loaded = {name.removeprefix("module."): value for name, value in loaded.items()}
     student.close_to(
-        found, weights, "the evaluation changes neither weights nor running means"
+        loaded, weights, "the evaluation changes neither weights nor running means"
     )
     student.expect(
         all(report["training mode"] for report in run.values),

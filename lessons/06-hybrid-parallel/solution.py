@@ -118,8 +118,8 @@ def check_groups(student, ranks: int, stages: int) -> None:
     gradients = [torch.rand(n + 1, generator=student.generator) for n in numbers]
     means = {}
     for group in twins:
-        own = [gradients[rank] for rank in group]
-        shapes = [tuple(gradient.shape) for gradient in own]
+        of_group = [gradients[rank] for rank in group]
+        shapes = [tuple(gradient.shape) for gradient in of_group]
         if len(set(shapes)) > 1:
             student.expect(
                 False,
@@ -127,9 +127,9 @@ def check_groups(student, ranks: int, stages: int) -> None:
                 f"the all-reduce of ranks {group} gets gradients of the shapes {shapes}",
             )
             return
-        means |= dict.fromkeys(group, torch.stack(own).mean(0))
+        means |= dict.fromkeys(group, torch.stack(of_group).mean(0))
     student.expect(True, "twins hold the same weights")
-    of_stage = {n: [own for own in gradients if len(own) == n + 1] for n in numbers}
+    of_stage = {n: [each for each in gradients if len(each) == n + 1] for n in numbers}
     expected = [torch.stack(of_stage[n]).mean(0) for n in numbers]
     student.close_to(
         [means[rank] for rank in everyone],
@@ -356,7 +356,7 @@ def check_layouts(student, cases: dict[str, tuple]) -> None:
     plans = {words: student.call("layout", *case) for words, case in cases.items()}
     faults = [find_faults(words, case, plans[words]) for words, case in cases.items()]
     for verdict in VERDICTS:
-        reasons = [found[verdict] for found in faults if verdict in found]
+        reasons = [fault[verdict] for fault in faults if verdict in fault]
         if not student.expect(not reasons, verdict, "; ".join(reasons)):
             return
 

@@ -29,8 +29,8 @@ def images_per_step(images, batch, workers, policy):
     size = batch // workers
     plans = []
     for worker in range(workers):
-        own = [n for n in range(images) if policy == "OFF" or n % batch // size == worker]
-        plans.append([own[start : start + size] for start in range(0, len(own), size)])
+        read = [n for n in range(images) if policy == "OFF" or n % batch // size == worker]
+        plans.append([read[start : start + size] for start in range(0, len(read), size)])
     return plans
 
 

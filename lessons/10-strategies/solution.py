@@ -27,12 +27,12 @@ def ring_in_one_process(vectors):
     sent = [0] * ranks
     for hop in range(2 * (ranks - 1)):
         places = [(rank - hop) % ranks for rank in range(ranks)]
-        messages = [own[place] for own, place in zip(chunks, places, strict=True)]
+        messages = [of_rank[place] for of_rank, place in zip(chunks, places, strict=True)]
         for rank, (place, message) in enumerate(zip(places, messages, strict=True)):
             sent[rank] += message.nbytes
             right = chunks[(rank + 1) % ranks]
             right[place] = right[place] + message if hop < ranks - 1 else message
-    return [torch.cat(own) for own in chunks], sent
+    return [torch.cat(of_rank) for of_rank in chunks], sent
 
 
 # What a wrong guess of question 1 counts, in bytes, and a hint.
@@ -60,10 +60,10 @@ def wrong_sum(student, ranks, numbers):
     vectors = [torch.full((numbers,), 10.0**rank) for rank in range(ranks)]
     expected = sum(10**rank for rank in range(ranks))
     run = student.ranks("late_ring", [[vector, 0.0] for vector in vectors])
-    for rank, found in enumerate(run.values):
-        if not isinstance(found, torch.Tensor) or found.shape != (numbers,):
-            return f"{numbers} numbers on {ranks} ranks: rank {rank} returns {shown(found)}"
-        for place, number in enumerate(found.tolist()):
+    for rank, result in enumerate(run.values):
+        if not isinstance(result, torch.Tensor) or result.shape != (numbers,):
+            return f"{numbers} numbers on {ranks} ranks: rank {rank} returns {shown(result)}"
+        for place, number in enumerate(result.tolist()):
             if number != expected:
                 return (
                     f"if all numbers are 1 on rank 0, 10 on rank 1, …, then number {place} on "
@@ -161,10 +161,10 @@ def expect_all_mixed(student, ranks, table):
     parts = [{rank} for rank in range(ranks)]
     for peers in table:
         parts = [
-            own | parts[peer] if is_rank(peer, ranks) else own
-            for own, peer in zip(parts, peers, strict=True)
+            mixed | parts[peer] if is_rank(peer, ranks) else mixed
+            for mixed, peer in zip(parts, peers, strict=True)
         ]
-    fewest = min(len(own) for own in parts)
+    fewest = min(len(mixed) for mixed in parts)
     student.expect(
         fewest == ranks,
         "after n steps, a part of each rank's weights has come to all ranks",

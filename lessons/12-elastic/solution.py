@@ -53,14 +53,14 @@ def real(row):
     return [image for image in row if image != -1]
 
 
-def wrong_steps(found, done, wanted):
+def wrong_steps(shares, done, wanted):
     """What is wrong with the number of steps, or ""."""
-    for rank, own in enumerate(found):
-        if len(own) != len(wanted):
+    for rank, share in enumerate(shares):
+        if len(share) != len(wanted):
             left = sum(len(images) for images in wanted)
             return (
                 f"{done} images are done and {left} left, that is "
-                f"{pluralize(len(wanted), 'step')}; rank {rank} makes {len(own)}"
+                f"{pluralize(len(wanted), 'step')}; rank {rank} makes {len(share)}"
             )
     return ""
 
@@ -101,17 +101,17 @@ def expect_shards(student, order, done, batch, ranks, case=""):
 
     Each names the first mistake. Rows and images are looked at in the steps that all make.
     """
-    found = all_shards(student, order, done, batch, ranks)
+    shares = all_shards(student, order, done, batch, ranks)
     rest = order[done:]
     wanted = [rest[at : at + batch] for at in range(0, len(rest), batch)]
     lengths = images = ""
-    made = min(len(own) for own in found)
+    made = min(len(share) for share in shares)
     for step, expected in enumerate(wanted[:made]):
-        rows = [own[step] for own in found]
+        rows = [share[step] for share in shares]
         seen = order[: done + step * batch]
         lengths = lengths or wrong_length(step, expected, rows)
         images = images or wrong_images(step, expected, rows, seen)
-    steps = wrong_steps(found, done, wanted)
+    steps = wrong_steps(shares, done, wanted)
     student.expect(not steps, f"{case}each rank makes one step for each batch", steps)
     student.expect(not lengths, f"{case}the rows of a step have the right length", lengths)
     student.expect(not images, f"{case}each image of a batch is on one rank, once", images)
@@ -163,12 +163,12 @@ def checkpoint(student, step):
 def loaded(student, disk):
     """(what load returns for the files of the disk, how it stopped or "")."""
     try:
-        found = student.call("load", disk.texts())
+        content = student.call("load", disk.texts())
     except StudentError as error:
         if error.kind == UNANSWERED:
             raise
         return None, f"load stops with {error}"
-    return None if found is None else list(found), ""
+    return None if content is None else list(content), ""
 
 
 def expect_loaded(student, disk, content, what):
@@ -311,8 +311,8 @@ def shards(order: list[int], done: int, batch: int, rank: int, ranks: int) -> li
     for start in range(done, len(order), batch):
         images = order[start : start + batch]
         length = -(-len(images) // ranks)  # rounded up
-        own = images[rank::ranks]
-        rows.append(own + [-1] * (length - len(own)))
+        mine = images[rank::ranks]
+        rows.append(mine + [-1] * (length - len(mine)))
     return rows
     ### END SOLUTION
 
@@ -477,9 +477,9 @@ with exercise.check("save_plan", "two cuts", points=2, hidden=True) as student:
 def agree(received: int) -> int:
     """What the ranks stop for: the same on all of them."""
     ### BEGIN SOLUTION
-    found = torch.tensor([received])
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item()
+    signal_of_all = torch.tensor([received])
+    dist.all_reduce(signal_of_all, dist.ReduceOp.MAX)
+    return signal_of_all.item()
     ### END SOLUTION
 
 

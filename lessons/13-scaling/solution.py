@@ -141,11 +141,11 @@ def expect_weak_scaling(student, order, steps, warm_up, measured=1):
     images = 8 * student.random.randint(8, 32)
     per_image = student.random.uniform(1e-4, 1e-3)
     lost = {n: student.random.uniform(0.05, 0.3) if n > 1 else 0.0 for n in sorted(order)}
-    one = per_image * images
-    settings = [(n, per_image, lost[n] * one, warm_up) for n in order]
+    image_seconds = per_image * images
+    settings = [(n, per_image, lost[n] * image_seconds, warm_up) for n in order]
     got = student.call("weak_scaling_of", settings, images, steps)
     rates = {n: rate for n, (rate, _) in got.items()}
-    expected = {n: n * images / (one * (1 + lost[n])) for n in order}
+    expected = {n: n * images / (image_seconds * (1 + lost[n])) for n in order}
     wrong = difference(rates, expected, rtol=0.01)
     hint = ""
     if wrong:
@@ -159,12 +159,12 @@ def expect_weak_scaling(student, order, steps, warm_up, measured=1):
         hint = hints.most_common(1)[0][0] if hints else look
     student.expect(not wrong, "these are the images/s of all GPUs together", hint)
 
-    found = {n: efficiency for n, (_, efficiency) in got.items()}
-    mistake = difference(found, {n: 1 / (1 + lost[n]) for n in order}, rtol=0.01)
+    efficiencies = {n: efficiency for n, (_, efficiency) in got.items()}
+    mistake = difference(efficiencies, {n: 1 / (1 + lost[n]) for n in order}, rtol=0.01)
     if mistake and wrong:
         mistake += "; mend the images/s first"
     elif mistake:
-        mistake = efficiency_mistake(found, expected) or mistake
+        mistake = efficiency_mistake(efficiencies, expected) or mistake
     student.expect(not mistake, "these are the efficiencies", mistake)
 
 
@@ -417,12 +417,12 @@ def serial_share(speed_ups: dict[int, float]) -> float:
 def ask_for(share: float, hours: float, queue: dict[int, float], lowest: float) -> int | None:
     """The number of GPUs whose result comes first."""
     ### BEGIN SOLUTION
-    found = {}
+    hours_until_done = {}
     for gpus in sorted(queue):
         speed_up = 1 / (share + (1 - share) / gpus)
         if speed_up / gpus >= lowest:
-            found[gpus] = queue[gpus] + hours / speed_up
-    return min(found, key=found.get) if found else None
+            hours_until_done[gpus] = queue[gpus] + hours / speed_up
+    return min(hours_until_done, key=hours_until_done.get) if hours_until_done else None
     ### END SOLUTION
 
 

@@ -175,9 +175,9 @@ def peak_bytes(layers, hidden, rows):
 
 # %%
 with exercise.check("peak_bytes", "many rows", points=3) as student:
-    found = measured(16, 1024, 65_536)
+    peak = measured(16, 1024, 65_536)
     student.close_to(
-        student.call("peak_bytes", 16, 1024, 65_536) / found,
+        student.call("peak_bytes", 16, 1024, 65_536) / peak,
         1.0,
         "65,536 rows: the prediction ÷ the peak is 1 within 0.05",
         atol=0.05,
@@ -185,9 +185,9 @@ with exercise.check("peak_bytes", "many rows", points=3) as student:
 
 # %%
 with exercise.check("peak_bytes", "few rows", points=2) as student:
-    found = measured(16, 1024, 64)
+    peak = measured(16, 1024, 64)
     student.close_to(
-        student.call("peak_bytes", 16, 1024, 64) / found,
+        student.call("peak_bytes", 16, 1024, 64) / peak,
         1.0,
         "64 rows: the prediction ÷ the peak is 1 within 0.05",
         atol=0.05,
@@ -197,9 +197,9 @@ with exercise.check("peak_bytes", "few rows", points=2) as student:
 with exercise.check("peak_bytes", "other sizes", points=3, hidden=True) as student:
     for rows in (256, 2_048, 131_072):
         layers, hidden = student.random.randint(12, 24), 128 * student.random.randint(8, 16)
-        found = measured(layers, hidden, rows)
+        peak = measured(layers, hidden, rows)
         student.close_to(
-            student.call("peak_bytes", layers, hidden, rows) / found,
+            student.call("peak_bytes", layers, hidden, rows) / peak,
             1.0,
             "another size: the prediction ÷ the peak is 1 within 0.05",
             atol=0.05,
@@ -236,8 +236,8 @@ def gradients(x, drop, checkpointed):
     y = Checkpoint.apply(block, x) if checkpointed else block(x)
     torch.rand(3)  # the program goes on, and draws
     y.square().sum().backward()
-    found = [x.grad, *(weight.grad for weight in block.parameters())]
-    return [None if one is None else one.tolist() for one in found], modes
+    computed = [x.grad, *(weight.grad for weight in block.parameters())]
+    return [None if gradient is None else gradient.tolist() for gradient in computed], modes
 
 
 # %%

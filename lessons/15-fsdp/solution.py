@@ -98,7 +98,7 @@ def problem(plan, cluster):
     if type(steps) not in (list, tuple) or len(steps) > 20 * cluster["blocks"]:
         return f"the steps are a list of at most {20 * cluster['blocks']}"
     for number, step in enumerate(steps, 1):
-        if type(step) not in (list, tuple) or [type(one) for one in step] != [str, int]:
+        if type(step) not in (list, tuple) or [type(part) for part in step] != [str, int]:
             return f"step {number} is {shown(step)}: give a pair, such as ('gather', 0)"
         if step[0] not in WORDS or not 0 <= step[1] < cluster["blocks"]:
             return f"step {number} is {shown(step)}: there is no such step, or no such block"
@@ -202,12 +202,12 @@ def carry_out_on_gpus(plan, cluster, gpu):
     mesh = init_device_mesh("cuda", (nodes, group), mesh_dim_names=("copies", "parts"))
     copies, parts = mesh.get_group("copies"), mesh.get_group("parts")
     size = 8 * hidden * hidden // group
-    own = [torch.empty(size, device=gpu) for _ in range(cluster["blocks"])]
-    for part in own:
-        part.grad = torch.empty_like(part)
-    optimizer = torch.optim.AdamW(own)
+    shards = [torch.empty(size, device=gpu) for _ in range(cluster["blocks"])]
+    for shard in shards:
+        shard.grad = torch.empty_like(shard)
+    optimizer = torch.optim.AdamW(shards)
     optimizer.step()
-    rank = Rank(own, torch.empty(cluster["rows"], hidden, device=gpu))
+    rank = Rank(shards, torch.empty(cluster["rows"], hidden, device=gpu))
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -219,7 +219,7 @@ def carry_out_on_gpus(plan, cluster, gpu):
 
     def gather(block):
         weights = rank.whole[block] = torch.empty(2, 4 * hidden, hidden, device=gpu)
-        works[block] = all_gather(weights.view(-1), own[block], parts, async_op=True)
+        works[block] = all_gather(weights.view(-1), shards[block], parts, async_op=True)
 
     def reduce(block):
         if last:  # as FSDP does: the gradients of one block at most wait to be sent
@@ -227,9 +227,9 @@ def carry_out_on_gpus(plan, cluster, gpu):
         last[:] = [rank.gradients[block]]
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            reduce_scatter(own[block].grad, last[0].view(-1), dist.ReduceOp.AVG, parts)
+            reduce_scatter(shards[block].grad, last[0].view(-1), dist.ReduceOp.AVG, parts)
             if nodes > 1:
-                dist.all_reduce(own[block].grad, dist.ReduceOp.AVG, copies)
+                dist.all_reduce(shards[block].grad, dist.ReduceOp.AVG, copies)
 
     class Waits(dict):
         """The whole weights: who uses them waits until they have come."""

@@ -34,7 +34,7 @@ def part_of(gradients, rank, ranks):
 
 def own_alone(mlp, rank, ranks):
     """The layers with NaN in place of the numbers of other ranks' parts."""
-    up, up_bias, down, down_bias = (one.clone() for one in mlp)
+    up, up_bias, down, down_bias = (weight.clone() for weight in mlp)
     for whole, dim in ((up, 0), (up_bias, 0), (down, 1)):
         for other, part in enumerate(whole.chunk(ranks, dim)):
             if other != rank:
@@ -44,26 +44,26 @@ def own_alone(mlp, rank, ranks):
 
 def serial_mlp(mlp, x):
     """What one process computes: outputs, the gradient of x, gradients of the weights."""
-    mlp = [one.clone().requires_grad_() for one in mlp]
+    mlp = [weight.clone().requires_grad_() for weight in mlp]
     x = x.clone().requires_grad_()
     up, up_bias, down, down_bias = mlp
     y = F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
     y.square().sum().backward()
-    return y.detach(), x.grad, [one.grad for one in mlp]
+    return y.detach(), x.grad, [weight.grad for weight in mlp]
 
 
 def serial_step(mlp, places, x):
     """What one process computes of sequence_step: the gradients by name."""
-    mlp = [one.clone().requires_grad_() for one in mlp]
+    mlp = [weight.clone().requires_grad_() for weight in mlp]
     places = places.clone().requires_grad_()
     norm = nn.LayerNorm(x.shape[-1])
     up, up_bias, down, down_bias = mlp
     x = x + places
     y = x + F.linear(F.gelu(F.linear(norm(x), up, up_bias)), down, down_bias)
     y.square().sum().backward()
-    found = [one.grad for one in (places, norm.weight, norm.bias, *mlp)]
+    gradients = [weight.grad for weight in (places, norm.weight, norm.bias, *mlp)]
     names = ("places", "norm.weight", "norm.bias", "up", "up_bias", "down", "down_bias")
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, gradients, strict=True))
 
 
 def expected_of(rank, ranks, serial):
@@ -137,8 +137,8 @@ def mlp_step(mlp, x):
     x = x.clone().requires_grad_()
     y = row(F.gelu(column(x)))
     y.square().sum().backward()
-    found = [one.grad for one in (column.weight, column.bias, row.weight, row.bias)]
-    return y.detach(), x.grad, found
+    gradients = [weight.grad for weight in (column.weight, column.bias, row.weight, row.bias)]
+    return y.detach(), x.grad, gradients
 
 
 # %%
@@ -342,7 +342,7 @@ def sequence_step(mlp, places, x):
     model = SequenceMLP(mlp, places)
     model(x).square().sum().backward()
     finish(model)
-    return {name: one.grad for name, one in model.named_parameters()}
+    return {name: weight.grad for name, weight in model.named_parameters()}
 
 
 # %%
@@ -350,8 +350,8 @@ def sequence_step(mlp, places, x):
 def finish(model: SequenceMLP) -> None:
     """Make the gradients whole that are of this rank's tokens alone."""
     ### BEGIN SOLUTION
-    for one in (model.norm.weight, model.norm.bias, model.down_bias):
-        dist.all_reduce(one.grad)
+    for weight in (model.norm.weight, model.norm.bias, model.down_bias):
+        dist.all_reduce(weight.grad)
     ### END SOLUTION
 
 

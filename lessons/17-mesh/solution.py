@@ -32,9 +32,9 @@ def check_groups(student, mesh):
     """The verdict on the groups of all ranks of a mesh."""
     wrong = ""
     for rank in range(math.prod(mesh.values())):
-        found = student.call("groups", rank, mesh)
-        if found != expected_groups(rank, mesh):
-            wrong = wrong or f"rank {rank} of {mesh} has the groups {found}"
+        answer = student.call("groups", rank, mesh)
+        if answer != expected_groups(rank, mesh):
+            wrong = wrong or f"rank {rank} of {mesh} has the groups {answer}"
     student.expect(not wrong, "each rank has the groups of the mesh", wrong)
 
 
@@ -112,16 +112,16 @@ def check_layouts(student, cases, clock):
     """The verdicts on some cases: fits, and with `clock` is fast."""
     short, slow = [], []
     for numbers, links in cases:
-        found = student.call("layout", numbers)
-        named = f"{numbers['gpus']} GPUs with {numbers['memory']:,} bytes: {found!r}"
-        if not valid(found, numbers):
+        answer = student.call("layout", numbers)
+        named = f"{numbers['gpus']} GPUs with {numbers['memory']:,} bytes: {answer!r}"
+        if not valid(answer, numbers):
             short.append(f"{named} does not follow the rules")
             continue
-        error = fits(found, numbers)
+        error = fits(answer, numbers)
         if error:
             short.append(f"{named}: {error}")
             continue
-        seconds = simulated(found, numbers, links)
+        seconds = simulated(answer, numbers, links)
         best = min(simulated(other, numbers, links) for other in all_layouts(numbers))
         if seconds > 1.1 * best:
             slow.append(f"{named} takes {seconds:.2f} s, another one {best:.2f} s")
@@ -180,12 +180,12 @@ with exercise.check("guess_mesh", "gigabytes", points=2) as student:
 def groups(rank: int, mesh: dict) -> dict:
     """The rank's group in each dimension of the mesh."""
     ### BEGIN SOLUTION
-    found, stride = {}, 1
+    group_of, stride = {}, 1
     for name, size in reversed(mesh.items()):
         first = rank - rank // stride % size * stride
-        found[name] = [first + index * stride for index in range(size)]
+        group_of[name] = [first + index * stride for index in range(size)]
         stride *= size
-    return {name: found[name] for name in mesh}
+    return {name: group_of[name] for name in mesh}
     ### END SOLUTION
 
 

@@ -34,9 +34,9 @@ RIGHT = {
 }
 
 
-def is_right(patient, *found):
-    text = " ".join(["lesson 18:", patient, *map(str, found)])
-    if len(text.split()) != 3 + len(found):  # a rank and a line are no cause
+def is_right(patient, *answer):
+    text = " ".join(["lesson 18:", patient, *map(str, answer)])
+    if len(text.split()) != 3 + len(answer):  # a rank and a line are no cause
         return False
     return hashlib.sha256(text.encode()).hexdigest()[:12] in RIGHT[patient]
 
@@ -69,9 +69,9 @@ guess_lengths_rank, guess_lengths_line, guess_lengths_cause = 1, 25, "share"
 
 # %% jupyter={"source_hidden": true}
 with exercise.check("guess_patients", "stopping: rank and line", points=2) as student:
-    found = student.value("guess_stopping_rank"), student.value("guess_stopping_line")
+    answer = student.value("guess_stopping_rank"), student.value("guess_stopping_line")
     student.expect(
-        is_right("stopping", *found),
+        is_right("stopping", *answer),
         "the rank and the line",
         "`multigpu virtual` says where both ranks are: which of them has left the loop?",
     )
@@ -86,9 +86,9 @@ with exercise.check("guess_patients", "stopping: cause", points=1) as student:
 
 # %% jupyter={"source_hidden": true}
 with exercise.check("guess_patients", "stages: rank and line", points=2) as student:
-    found = student.value("guess_stages_rank"), student.value("guess_stages_line")
+    answer = student.value("guess_stages_rank"), student.value("guess_stages_line")
     student.expect(
-        is_right("stages", *found),
+        is_right("stages", *answer),
         "the rank and the line",
         "which rank has ended, and which one is in a call?",
     )
@@ -103,9 +103,9 @@ with exercise.check("guess_patients", "stages: cause", points=1) as student:
 
 # %% jupyter={"source_hidden": true}
 with exercise.check("guess_patients", "shuffle: rank and line", points=2) as student:
-    found = student.value("guess_shuffle_rank"), student.value("guess_shuffle_line")
+    answer = student.value("guess_shuffle_rank"), student.value("guess_shuffle_line")
     student.expect(
-        is_right("shuffle", *found),
+        is_right("shuffle", *answer),
         "the rank and the line",
         "what does `multigpu prove` say of the rows?",
     )
@@ -120,9 +120,9 @@ with exercise.check("guess_patients", "shuffle: cause", points=1) as student:
 
 # %% jupyter={"source_hidden": true}
 with exercise.check("guess_patients", "lengths: rank and line", points=2) as student:
-    found = student.value("guess_lengths_rank"), student.value("guess_lengths_line")
+    answer = student.value("guess_lengths_rank"), student.value("guess_lengths_line")
     student.expect(
-        is_right("lengths", *found),
+        is_right("lengths", *answer),
         "the rank and the line",
         "whose lane of the timeline has no gaps?",
     )
@@ -174,7 +174,7 @@ def stops(loss: float, before: float) -> tuple[bool, float]:
 # %%
 with exercise.check("stops", "two ranks", points=2) as student:
     losses = [[4.0, 2.0, 3.0, 2.5, 1.0], [4.0, 4.0, 2.0, 3.5, 1.0]]
-    run = student.ranks("train", [[own] for own in losses])
+    run = student.ranks("train", [[of_rank] for of_rank in losses])
     student.equal([step for step, _ in run.values], [3, 3], "both ranks stop after step 3")
     student.close_to([mean for _, mean in run.values], [3.0, 3.0], "the last mean is 3.0")
 
@@ -184,7 +184,7 @@ with exercise.check("stops", "other ranks", points=2, hidden=True) as student:
     means = [6.0 - step for step in range(stop)] + [7.0, 1.0]
     noise = torch.randn(ranks, len(means), generator=student.generator)
     losses = (torch.tensor(means) + noise - noise.mean(0)).tolist()
-    run = student.ranks("train", [[own] for own in losses])
+    run = student.ranks("train", [[of_rank] for of_rank in losses])
     student.equal([step for step, _ in run.values], [stop] * ranks, "all stop together")
     student.close_to([mean for _, mean in run.values], [7.0] * ranks, "the last mean")
 

@@ -33,15 +33,15 @@ def longest(held):
 
 def without_room(rows, experts, capacity):
     """For each row the places of the tokens beyond their expert's capacity."""
-    found = []
+    places = []
     for row in rows:
         room = [math.ceil(capacity * len(row) / experts)] * experts
-        found.append([])
+        places.append([])
         for place, expert in enumerate(row):
             room[expert] -= 1
             if room[expert] < 0:
-                found[-1].append(place)
-    return found
+                places[-1].append(place)
+    return places
 
 
 def times_balanced(held):
@@ -194,16 +194,16 @@ with exercise.check("balance", "other places", points=3, hidden=True) as student
 def dropped(rows, experts, capacity):
     """For each row the places of its dropped tokens."""
     ### BEGIN SOLUTION
-    found = []
+    places = []
     for row in rows:
         room, taken = math.ceil(capacity * len(row) / experts), [0] * experts
-        found.append([])
+        places.append([])
         for place, expert in enumerate(row):
             if taken[expert] == room:
-                found[-1].append(place)
+                places[-1].append(place)
             else:
                 taken[expert] += 1
-    return found
+    return places
     ### END SOLUTION
 
 
