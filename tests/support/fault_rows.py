@@ -32,6 +32,7 @@ CODE = (
     "tests/support/faults.py",
     "tests/support/small_data.py",
     "tests/support/warm.py",
+    "tests/support/warm_client.py",
 )
 
 
