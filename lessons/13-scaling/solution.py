@@ -141,11 +141,11 @@ def expect_weak_scaling(student, order, steps, warm_up, measured=1):
     images = 8 * student.random.randint(8, 32)
     per_image = student.random.uniform(1e-4, 1e-3)
     lost = {n: student.random.uniform(0.05, 0.3) if n > 1 else 0.0 for n in sorted(order)}
-    image_seconds = per_image * images
-    settings = [(n, per_image, lost[n] * image_seconds, warm_up) for n in order]
+    compute = per_image * images
+    settings = [(n, per_image, lost[n] * compute, warm_up) for n in order]
     got = student.call("weak_scaling_of", settings, images, steps)
     rates = {n: rate for n, (rate, _) in got.items()}
-    expected = {n: n * images / (image_seconds * (1 + lost[n])) for n in order}
+    expected = {n: n * images / (compute * (1 + lost[n])) for n in order}
     wrong = difference(rates, expected, rtol=0.01)
     hint = ""
     if wrong:

@@ -159,6 +159,12 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
     path = run.state.ckpt_path
     _restore_optimizers(run, content, path)
     progress = content[OWN_KEY]
+    epochs, limit = content["epoch"] + progress["epoch_done"], run.settings.max_epochs
+    if limit not in (None, -1) and epochs > limit:
+        raise UserError(
+            f"{path} has {epochs} epochs, and max_epochs is {limit}: "
+            "set it to the number of epochs of the whole run, with those of the file."
+        )
     fit = run.fit_loop
     state = run.state
     state.global_step = content["global_step"]
@@ -174,12 +180,6 @@ def restore_training(run: Run, content: dict[str, Any]) -> None:
         if monitored:
             fit.step_schedulers("epoch", plateau=True)
         state.current_epoch += 1
-    limit = run.settings.max_epochs
-    if limit not in (None, -1) and state.current_epoch > limit:
-        raise UserError(
-            f"{path} has {state.current_epoch} epochs, and max_epochs is {limit}: "
-            "set it to the number of epochs of the whole run, with those of the file."
-        )
     _restore_random_states(run, progress["random"])
     run.report(f"Restored all states from the checkpoint at {path}")
 
